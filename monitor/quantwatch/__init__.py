@@ -1,0 +1,3 @@
+"""Precision-regression monitoring for language models."""
+
+__version__ = "0.1.0"

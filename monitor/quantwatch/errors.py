@@ -1,0 +1,64 @@
+"""One exception tree. The exit code of the command line follows from the branch.
+
+    QuantwatchError
+    ├── UserError            exit 2: something the user named is wrong, missing or corrupt
+    │   ├── ConfigError      quantwatch.toml: file, key, value and what is allowed
+    │   ├── ModelError       a model, checkpoint or tokenizer can't be loaded
+    │   ├── PromptError      a prompt file is missing, empty, unreadable or too long
+    │   └── IncompatibleError  two things can't be compared (tokenizer, architecture, vocabulary)
+    ├── BaselineMismatchError  exit 4: the baseline measured something else
+    └── MonitorError         exit 3: the monitor itself failed
+        ├── CaptureError     a hook did not fire, logits changed under observation, …
+        ├── StoreError       database locked, full, read-only, behind or ahead of this program
+        └── ResourceError    not enough memory or disk
+"""
+
+
+class QuantwatchError(Exception):
+    """Any error that is shown to the user as one clear line."""
+
+    exit_code = 3
+
+
+class UserError(QuantwatchError, ValueError):
+    """Something the user named is wrong, missing, corrupt or incompatible."""
+
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    """A configuration file or value; the message names file, key, value and what is allowed."""
+
+
+class ModelError(UserError):
+    """A model, checkpoint or tokenizer that can't be loaded or isn't what it claims to be."""
+
+
+class PromptError(UserError):
+    """A prompt file or suite that is missing, empty, unreadable or too long for the model."""
+
+
+class IncompatibleError(UserError):
+    """A reference and a candidate that can't be compared; the message names what differs."""
+
+
+class BaselineMismatchError(QuantwatchError):
+    """The baseline run measured something else; the message names the digests that differ."""
+
+    exit_code = 4
+
+
+class MonitorError(QuantwatchError):
+    """The monitor itself failed. Never a regression."""
+
+
+class CaptureError(MonitorError):
+    """A tap did not fire exactly once, or observing a model changed its logits."""
+
+
+class StoreError(MonitorError):
+    """The database is locked, full, read-only, or its schema is behind or ahead of this program."""
+
+
+class ResourceError(MonitorError):
+    """Not enough memory or disk for the run; the message gives the estimate and what is free."""
