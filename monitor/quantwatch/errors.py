@@ -1,16 +1,16 @@
 """One exception tree. The exit code of the command line follows from the branch.
 
-    QuantwatchError
-    ├── UserError            exit 2: something the user named is wrong, missing or corrupt
-    │   ├── ConfigError      quantwatch.toml: file, key, value and what is allowed
-    │   ├── ModelError       a model, checkpoint or tokenizer can't be loaded
-    │   ├── PromptError      a prompt file is missing, empty, unreadable or too long
-    │   └── IncompatibleError  two things can't be compared (tokenizer, architecture, vocabulary)
-    ├── BaselineMismatchError  exit 4: the baseline measured something else
-    └── MonitorError         exit 3: the monitor itself failed
-        ├── CaptureError     a hook did not fire, logits changed under observation, …
-        ├── StoreError       database locked, full, read-only, behind or ahead of this program
-        └── ResourceError    not enough memory or disk
+QuantwatchError
+├── UserError            exit 2: something the user named is wrong, missing or corrupt
+│   ├── ConfigError      quantwatch.toml: file, key, value and what is allowed
+│   ├── ModelError       a model, checkpoint or tokenizer can't be loaded
+│   ├── PromptError      a prompt file is missing, empty, unreadable or too long
+│   └── IncompatibleError  two things can't be compared (tokenizer, architecture, vocabulary)
+├── BaselineMismatchError  exit 4: the baseline measured something else
+└── MonitorError         exit 3: the monitor itself failed
+    ├── CaptureError     a hook did not fire, logits changed under observation, …
+    ├── StoreError       database locked, full, read-only, behind or ahead of this program
+    └── ResourceError    not enough memory or disk
 """
 
 

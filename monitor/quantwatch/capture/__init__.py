@@ -1,0 +1,1 @@
+"""Watch two models compute the same tokens: hooks, comparison, sinks."""

@@ -1,0 +1,1 @@
+"""quantwatch.toml: what is watched, how, and what counts as a regression."""

@@ -1,0 +1,1 @@
+"""Metrics: the registry, statistics of per-token values, the culprit. Pure functions."""

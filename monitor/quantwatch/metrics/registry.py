@@ -1,7 +1,10 @@
-"""Every metric: slug, unit, direction, best value, formula. Imports no torch; docs/metrics.md is checked against it.
+"""Every metric: slug, unit, direction, best value, formula. Imports no torch.
+
+docs/metrics.md is checked against this table by a test.
 
 Notation: p, q next-token distributions of reference and candidate; z, z' their logits; h, h' hidden
-states; f, f' the module's output on the *reference's* input; ‖·‖ Euclidean norm over the hidden axis.
+states; f, f' the module's output on the *reference's* input; ‖·‖ Euclidean norm over the hidden
+axis.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,1 @@
+"""Prompt suites: the shipped ones and users' own files, turned into token ids exactly once."""

@@ -1,0 +1,1 @@
+"""Results in SQL: SQLite by default, PostgreSQL for teams. Queries are named by their answer."""

@@ -1,0 +1,1 @@
+"""Pure functions from data to Plotly figures. No Streamlit, no database."""

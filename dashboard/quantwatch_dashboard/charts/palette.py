@@ -1,0 +1,29 @@
+"""Colors that hold on light and on dark paper and for color-blind readers.
+
+Candidates differ by color, dash and marker. Cells of a heatmap that hold no finite positive number
+have colors that the scale does not contain. Verdicts: components/verdict.py and style.css.
+"""
+
+SERIES = ("#4C8BE0", "#E0951B", "#159C7F", "#C4679F", "#7A6FD0", "#8A9A2B", "#30A5C4", "#A8703E")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid", "dash")
+MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon")
+CULPRIT = "#E5484D"
+MUTED = "#8B919B"
+
+INFERNO = (
+    "#1B0C41", "#2F0A5B", "#4A0C6B", "#65156E", "#7F1E6C", "#992766", "#B2325A", "#C83F4B",
+    "#DB503B", "#EB6628", "#F57D15", "#FB9A06", "#FBB91F", "#F6D746", "#FCFFA4",
+)  # fmt: skip
+"""Matplotlib's inferno without its black end: perceptual, color-blind safe, one scale everywhere."""
+
+NOT_MEASURED = "#A3A9B3"
+ZERO = "#33556E"
+NEGATIVE_INFINITY = "#3B82F6"
+POSITIVE_INFINITY = "#22C55E"
+NAN = "#00D5E5"
+
+
+def series_style(index: int) -> tuple[str, str, str]:
+    """Return color, dash and marker of the candidate with this place in the run."""
+    cycle = index % len(SERIES)
+    return SERIES[cycle], DASHES[cycle], MARKERS[cycle]

@@ -1,0 +1,78 @@
+"""A trend small enough for a table row, as an SVG image. No script, no text from the database."""
+
+import base64
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quantwatch_dashboard.charts import palette
+
+_WIDTH, _HEIGHT, _EDGE = 220, 44, 5
+_DECADES_AT_LEAST = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """One candidate's value per run, oldest first; None where the run has none. `index` → colour."""
+
+    index: int
+    values: Sequence[float | None]
+
+
+def sparkline(trends: Sequence[Trend], num_runs: int) -> str:
+    """Return a data URI of all candidates' trends on one log axis; 0 lies on the floor, NaN on top."""
+    positive = [v for t in trends for v in t.values if v is not None and math.isfinite(v) and v > 0]
+    low = math.log10(min(positive)) if positive else -1.0
+    high = math.log10(max(positive)) if positive else 0.0
+    middle, half = (low + high) / 2, max(high - low, _DECADES_AT_LEAST) / 2
+    body = "".join(_line(t, num_runs, middle - half, middle + half) for t in trends)
+    svg = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}">{body}</svg>'
+    )
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
+
+
+def _line(trend: Trend, num_runs: int, low: float, high: float) -> str:
+    color, _, _ = palette.series_style(trend.index)
+    points = [
+        None if value is None else (_x(i, num_runs), _y(value, low, high))
+        for i, value in enumerate(trend.values)
+    ]
+    segments = _segments(points)
+    lines = "".join(
+        f'<polyline fill="none" stroke="{color}" stroke-width="1.8" stroke-linejoin="round" points="'
+        + " ".join(f"{x:.1f},{y:.1f}" for x, y in segment)
+        + '"/>'
+        for segment in segments
+    )
+    last = next((p for p in reversed(points) if p is not None), None)
+    dot = (
+        ""
+        if last is None
+        else f'<circle cx="{last[0]:.1f}" cy="{last[1]:.1f}" r="3" fill="{color}"/>'
+    )
+    return lines + dot
+
+
+def _segments(points: list[tuple[float, float] | None]) -> list[list[tuple[float, float]]]:
+    """Split at the runs that have no value, so that no line pretends there was one."""
+    segments: list[list[tuple[float, float]]] = [[]]
+    for point in points:
+        if point is None:
+            segments.append([])
+        else:
+            segments[-1].append(point)
+    return [segment for segment in segments if len(segment) > 1]
+
+
+def _x(index: int, num_runs: int) -> float:
+    return _EDGE + (_WIDTH - 2 * _EDGE) * (index / max(1, num_runs - 1) if num_runs > 1 else 1.0)
+
+
+def _y(value: float, low: float, high: float) -> float:
+    if not math.isfinite(value):
+        return 2.0
+    if value <= 0:
+        return _HEIGHT - 2.0
+    share = (math.log10(value) - low) / (high - low)
+    return _HEIGHT - _EDGE - share * (_HEIGHT - 2 * _EDGE)

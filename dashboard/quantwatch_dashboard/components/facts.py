@@ -1,0 +1,78 @@
+"""What exactly was measured: digests, environment, timings, and the command that repeats it."""
+
+import json
+from collections.abc import Iterable, Mapping
+
+from quantwatch.domain import RunResult, Variant
+from quantwatch_dashboard import text
+from quantwatch_dashboard.components.markup import Html, tag
+
+_DIGESTS = ("weights_sha", "config_sha", "tokenizer_sha", "recipe_sha", "serve_sha", "fault_sha")
+
+
+def facts(pairs: Iterable[tuple[str, object]]) -> Html:
+    """Return names and values in two columns."""
+    parts = (part for key, value in pairs for part in (tag("dt", key), tag("dd", value)))
+    return tag("dl", *parts, class_="qw-facts")
+
+
+def identity(result: RunResult) -> Html:
+    """Return the digests that decide whether two runs can be compared."""
+    return facts(
+        [
+            (
+                "suite",
+                f"{result.suite_name}, {result.num_prompts} prompts, {result.num_tokens:,} tokens",
+            ),
+            ("suite hash", _code(result.suite_hash)),
+            ("capture", _code(result.capture_sha)),
+            ("metrics version", str(result.metrics_version)),
+            ("baseline", result.baseline_run_id or "none"),
+            *(("not comparable", reason) for reason in result.baseline_mismatch),
+        ]
+    )
+
+
+def variant(shown: Variant) -> Html:
+    """Return a variant's source, digests and notes."""
+    digests = [
+        (name.removesuffix("_sha"), _code(getattr(shown.fingerprint, name) or "–"))
+        for name in _DIGESTS
+    ]
+    return facts(
+        [
+            ("execution", shown.execution),
+            ("size", f"{text.size(shown.size_bytes)}, {shown.bits_per_weight:.2f} bits per weight"),
+            ("source", _code(json.dumps(dict(shown.source), ensure_ascii=False, default=str))),
+            *digests,
+            *(("note", note) for note in shown.notes),
+            *(("left alone", f"{scope}: {reason}") for scope, reason in shown.skipped),
+        ]
+    )
+
+
+def flat(record: Mapping[str, object]) -> Html:
+    """Return a JSON record, one line per key."""
+    return facts((key, _value(value)) for key, value in record.items())
+
+
+def timings(stages: Mapping[str, float]) -> Html:
+    """Return how long each stage took."""
+    return facts((stage, text.duration(seconds)) for stage, seconds in stages.items())
+
+
+def command(line: str) -> Html:
+    """Return a command line to copy."""
+    return tag("pre", line, class_="qw-code qw-mono")
+
+
+def _value(value: object) -> object:
+    return (
+        value
+        if isinstance(value, str)
+        else _code(json.dumps(value, ensure_ascii=False, default=str))
+    )
+
+
+def _code(value: str) -> Html:
+    return tag("span", value, class_="qw-mono qw-small")

@@ -1,0 +1,96 @@
+"""The first thing on a run page: how it ended, whose fault it is, in words."""
+
+from datetime import datetime, tzinfo
+
+from quantwatch.domain import CandidateResult, RunResult, Verdict
+from quantwatch.report import words
+from quantwatch_dashboard import text
+from quantwatch_dashboard.components.markup import Html, tag
+from quantwatch_dashboard.components.verdict import badge, candidate_badge, tone
+
+
+def leading(result: RunResult) -> CandidateResult | None:
+    """Return the candidate that the page is about: the worst verdict, then the worst output KL."""
+    judged = [c for c in result.candidates if c.verdict is not None]
+    if not judged:
+        return None
+    order = list(Verdict)
+    return min(judged, key=lambda c: (order.index(c.verdict or Verdict.PASS), -_kl(c)))
+
+
+def _kl(candidate: CandidateResult) -> float:
+    found = candidate.find("logit_kl")
+    return float("inf") if found is None or found.mean is None else found.mean
+
+
+def hero(result: RunResult, now: datetime, zone: tzinfo) -> Html:
+    """Return the card with verdict, culprit and the run's facts."""
+    lead = leading(result)
+    what, said, who = _message(result, lead)
+    left = tag(
+        "div",
+        tag("div", badge(result.status, result.verdict), tag("span", who, class_="qw-who")),
+        tag("div", what, class_="qw-what"),
+        tag("div", said, class_="qw-words"),
+        _others(result, lead),
+    )
+    return tag("div", left, _facts(result, now, zone), class_=f"qw-hero {tone(result.verdict)}")
+
+
+def _message(result: RunResult, lead: CandidateResult | None) -> tuple[str, str, str]:
+    """Return headline, explanation and name of the candidate."""
+    if result.verdict is None or lead is None:
+        return (
+            words.headline(result),
+            "The monitor has no verdict: this says nothing about the models.",
+            "",
+        )
+    others = [c.name for c in result.candidates if c.verdict == lead.verdict and c is not lead]
+    who = lead.name if not others else f"{lead.name} (also {', '.join(others)})"
+    failed = [c.name for c in result.candidates if c.failure is not None]
+    also = f" Could not be measured: {', '.join(failed)}." if failed else ""
+    if result.verdict in (Verdict.PASS, Verdict.IMPROVEMENT):
+        return (
+            "Every candidate stays within its rules",
+            f"{lead.name} departs most. {words.explanation(lead)}{also}",
+            "",
+        )
+    culprit = lead.culprit.scope if lead.culprit is not None else None
+    said = words.explanation(lead).removeprefix(f"{culprit}: ")
+    return culprit or words.headline(result), f"{said[:1].upper()}{said[1:]}{also}", who
+
+
+def _others(result: RunResult, lead: CandidateResult | None) -> Html:
+    """Say how the other candidates ended, so that one fault does not hide a second one."""
+    others = [c for c in result.candidates if c is not lead]
+    shown = [
+        tag(
+            "span",
+            tag("span", c.name, class_="nm", title=c.name),
+            candidate_badge(c.verdict),
+            class_="c",
+        )
+        for c in others
+    ]
+    return tag("div", *shown, class_="qw-cands qw-others") if shown else Html("")
+
+
+def _facts(result: RunResult, now: datetime, zone: tzinfo) -> Html:
+    took = (result.finished_at or now) - result.started_at
+    shown = [
+        (
+            "measured",
+            tag(
+                "span",
+                text.age(result.started_at, now),
+                title=text.instant(result.started_at, zone),
+            ),
+        ),
+        ("took", text.duration(took.total_seconds())),
+        ("suite", f"{result.suite_name} · {result.num_tokens:,} tokens"),
+        ("alerts", str(len(result.alerts))),
+        ("baseline", words.baseline_words(result)),
+        ("run", tag("span", result.run_id, class_="qw-mono qw-small")),
+    ]
+    pairs = (part for key, value in shown for part in (tag("dt", key), tag("dd", value)))
+    return tag("dl", *pairs)

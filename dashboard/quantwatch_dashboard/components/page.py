@@ -1,0 +1,42 @@
+"""What every page has: the style, a head, section titles."""
+
+from functools import cache
+from pathlib import Path
+
+import streamlit as st
+
+from quantwatch_dashboard.components.markup import Html, tag
+
+
+@cache
+def _style() -> str:
+    return f"<style>{Path(__file__).with_name('style.css').read_text(encoding='utf-8')}</style>"
+
+
+def begin() -> None:
+    """Put the app's style on the page; every view calls it first."""
+    st.html(_style())
+
+
+def head(title: object, *beside: object) -> None:
+    """Show the page's title and, in grey beside it, where one is."""
+    st.html(
+        tag(
+            "div",
+            tag("h1", title),
+            tag("span", *beside, class_="qw-soft qw-wrap"),
+            class_="qw-head",
+        )
+    )
+
+
+def section(title: str, explanation: object = "") -> None:
+    """Show a section's title and a sentence on what it shows and how to read it."""
+    st.html(
+        tag(
+            "div",
+            tag("h2", title),
+            tag("p", explanation) if explanation else Html(""),
+            class_="qw-section",
+        )
+    )

@@ -1,0 +1,104 @@
+"""A prompt as text colored by its output KL, and both models' first choices after one token."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantwatch_dashboard import text
+from quantwatch_dashboard.charts.grid import TokenGrid
+from quantwatch_dashboard.components.markup import Html, link, table, tag
+from quantwatch_dashboard.summaries import WorstToken
+
+_AROUND = 300
+_DECADES = 4.0
+"""A token whose KL is this many decades below the prompt's largest has no color any more."""
+
+
+def prompt_text(grid: TokenGrid, at: int) -> Html:
+    """Return the prompt's tokens around column `at`, redder where the output KL is larger."""
+    first, last = max(0, at - _AROUND), min(len(grid.places), at + _AROUND)
+    finite = grid.values[0][np.isfinite(grid.values[0]) & ~grid.missing[0]]
+    largest = float(finite.max(initial=0.0))
+    spans = [_span(grid, j, largest, chosen=j == at) for j in range(first, last)]
+    before = [tag("b", f"… {first} tokens before … ")] if first else []
+    rest = len(grid.places) - last
+    after = [tag("b", f" … {rest} tokens after …")] if rest else []
+    return tag("div", *before, *spans, *after, class_="qw-prompt")
+
+
+def _span(grid: TokenGrid, j: int, largest: float, *, chosen: bool) -> Html:
+    value, missing = float(grid.values[0, j]), bool(grid.missing[0, j])
+    place = grid.places[j]
+    bad = not missing and not math.isfinite(value)
+    shown = text.NOT_MEASURED if missing else f"{text.number(value)} nats"
+    return tag(
+        "span",
+        place.piece if place.piece is not None else f"[{place.position}] ",
+        class_=" ".join(name for name, on in (("at", chosen), ("bad", bad)) if on) or None,
+        style=f"--heat: {0 if missing else _heat(value, largest):.0f}%",
+        title=f"token {place.position}: output KL {shown}",
+    )
+
+
+def _heat(value: float, largest: float) -> float:
+    if not math.isfinite(value) or value <= 0 or largest <= 0:
+        return 0.0
+    return 70 * max(0.0, 1 + math.log10(value / largest) / _DECADES)
+
+
+def top_tables(top: NDArray[np.float64], words: Mapping[int, str]) -> Html:
+    """Return the top tokens of both models at one position, [5, K], best first, side by side."""
+    reference_ids, reference, candidate_ids, candidate, at_reference = top
+    headers = ["#", "Reference", tag("th", "logit", class_="n"), tag("th", "candidate's logit", class_="n"),
+               tag("th", "difference", class_="n"), "Candidate", tag("th", "logit", class_="n")]  # fmt: skip
+    rows = [
+        [
+            str(rank + 1),
+            _token_cell(reference_ids[rank], words, same=True),
+            *_numbers(reference[rank], at_reference[rank], at_reference[rank] - reference[rank]),
+            _token_cell(
+                candidate_ids[rank], words, same=bool(candidate_ids[rank] == reference_ids[rank])
+            ),
+            *_numbers(candidate[rank]),
+        ]
+        for rank in range(top.shape[1])
+    ]
+    return table(headers, rows, "qw-top")
+
+
+def _token_cell(token_id: float, words: Mapping[int, str], *, same: bool) -> Html:
+    if not math.isfinite(token_id):
+        return tag("td", "–")
+    piece = words.get(int(token_id))
+    shown = text.token(piece, int(token_id), 28) if piece is not None else "not in the suite"
+    number = tag("span", f"id {int(token_id)}", class_="qw-sub")
+    return tag(
+        "td",
+        tag("span", shown, class_="qw-mono" if same else "qw-mono qw-hot"),
+        number,
+        class_="words",
+    )
+
+
+def _numbers(*values: float) -> list[Html]:
+    return [tag("td", text.number(float(value), 4), class_="n") for value in values]
+
+
+def worst_table(tokens: Sequence[WorstToken], run_id: str, candidate: str) -> Html:
+    """Return the tokens with the largest output KL, each a link to its prompt and token."""
+    headers = ["Token", "Prompt", "Position", tag("th", "Output KL, nats", class_="n")]
+    rows = [_worst_row(token, run=run_id, candidate=candidate) for token in tokens]
+    return table(headers, rows, "qw-top") if rows else tag("p", "No token values are stored.")
+
+
+def _worst_row(token: WorstToken, **query: str) -> list[object]:
+    prompt, position = str(token.place.prompt), str(token.place.position)
+    there = link(token.place.label(24), "run", **query, prompt=prompt, position=position)
+    return [
+        tag("td", there, class_="qw-mono"),
+        prompt,
+        position,
+        tag("td", text.number(token.value), class_="n"),
+    ]

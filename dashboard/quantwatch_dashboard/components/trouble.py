@@ -1,0 +1,62 @@
+"""Designed states instead of tracebacks: nothing there yet, not readable, not found."""
+
+import logging
+from collections.abc import Callable
+from functools import wraps
+
+import streamlit as st
+
+from quantwatch.errors import QuantwatchError, UserError
+from quantwatch_dashboard import queries
+from quantwatch_dashboard.components.markup import Html, tag
+
+_log = logging.getLogger(__name__)
+
+
+def state(title: str, *sentences: object, command: str | None = None) -> Html:
+    """Return a card that says what is the matter and what to do."""
+    parts = [tag("h2", title), *(tag("p", sentence) for sentence in sentences)]
+    if command is not None:
+        parts.append(tag("pre", command, class_="qw-mono"))
+    return tag("div", *parts, class_="qw-state", role="status")
+
+
+def guarded(view: Callable[[], None]) -> Callable[[], None]:
+    """Show a card instead of a traceback when the database or the address is the trouble."""
+
+    @wraps(view)
+    def show() -> None:
+        try:
+            view()
+        except UserError as error:
+            st.html(state("That is not in this database", str(error), _where()))
+        except QuantwatchError as error:
+            _log.error("the dashboard can't read its database: %s", error)
+            st.html(_unreadable(error))
+
+    return show
+
+
+def empty() -> Html:
+    """Return what an empty database shows: the command that fills it."""
+    return state(
+        "No check has run yet",
+        "This page shows what quantwatch measured, and there is nothing in the database so far.",
+        _where(),
+        "Run the demo (about four minutes on two cores), or a check of your own:",
+        command="quantwatch demo\nquantwatch check run NAME",
+    )
+
+
+def _unreadable(error: QuantwatchError) -> Html:
+    return state(
+        "The database can't be read",
+        str(error),
+        _where(),
+        "The page tries again when you reload it. What helps is usually one of these:",
+        command="quantwatch db check\nquantwatch db upgrade\nquantwatch doctor",
+    )
+
+
+def _where() -> Html:
+    return tag("span", "Database: ", queries.shown_url(queries.url()), class_="qw-soft qw-small")

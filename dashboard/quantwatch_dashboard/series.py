@@ -1,0 +1,176 @@
+"""From a run's records to what charts and tables take. Pure."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+
+from quantwatch.config.default_rules import DEFAULT_RULES
+from quantwatch.domain import CandidateResult, RunResult, is_layer, layer_index
+from quantwatch.report.figures import Figures, forward_order
+from quantwatch_dashboard.charts.layers import LayerLine
+from quantwatch_dashboard.components.candidates import plain
+
+WHOLE = "whole layer"
+_ENDS = ("embedding", "final_norm", "head")
+
+
+def layers(result: RunResult) -> tuple[str, ...]:
+    """Return the whole layers that any candidate was measured at, in forward order."""
+    found = {str(m.scope) for c in result.candidates for m in c.measurements if is_layer(m.scope)}
+    return tuple(sorted(found, key=forward_order))
+
+
+def lens_lines(result: RunResult, lead: str, statistic: str) -> list[LayerLine]:
+    """Return one statistic of each measured candidate's per-layer KL."""
+    places = layers(result)
+    return [
+        LayerLine(c.name, i, _values(c, "lens_kl", places, statistic), strong=c.name == lead)
+        for i, c in enumerate(result.candidates)
+        if c.failure is None
+    ]
+
+
+def parts(result: RunResult) -> tuple[str, ...]:
+    """Return the parts of a layer that have an isolated error: `whole layer`, `mlp`, `mlp.down_proj`, …"""
+    found = {
+        m.scope.split(".", 2)[2]
+        for c in result.candidates
+        for m in c.measurements
+        if m.metric == "isolated_error" and m.scope.count(".") >= 2
+    }
+    return (WHOLE, *sorted(found, key=lambda part: (part.count("."), part)))
+
+
+def isolated_places(result: RunResult, part: str) -> tuple[str, ...]:
+    """Return the scopes on the axis of the isolated error: this part of every layer, and both ends."""
+    measured = {
+        m.scope for c in result.candidates for m in c.measurements if m.metric == "isolated_error"
+    }
+    first, *last = (str(end) for end in _ENDS)
+    middle = (
+        layers(result) if part == WHOLE else tuple(f"{layer}.{part}" for layer in layers(result))
+    )
+    shown = (first, *middle, *last)
+    return tuple(place for place in shown if place in measured or place in middle)
+
+
+def isolated_lines(result: RunResult, lead: str, part: str) -> list[LayerLine]:
+    """Return each measured candidate's isolated error; outliers (alerts) are marked and named."""
+    places = isolated_places(result, part)
+    return [
+        _isolated_line(result, c, i, places, strong=c.name == lead)
+        for i, c in enumerate(result.candidates)
+        if c.failure is None
+    ]
+
+
+def _isolated_line(
+    result: RunResult,
+    candidate: CandidateResult,
+    index: int,
+    places: Sequence[str],
+    *,
+    strong: bool,
+) -> LayerLine:
+    alerted = {
+        _place_key(a.scope) for a in result.alerts if _is_outlier(a.candidate, a.metric, candidate)
+    }
+    marked = frozenset(i for i, place in enumerate(places) if _place_key(place) in alerted)
+    culprit = candidate.culprit.scope if candidate.culprit is not None else None
+    at = next((i for i in marked if culprit and _place_key(culprit) == _place_key(places[i])), None)
+    return LayerLine(
+        candidate.name, index, _values(candidate, "isolated_error", places),
+        strong=strong, marked=marked, culprit=at, label=culprit or "",
+    )  # fmt: skip
+
+
+def _is_outlier(name: str, metric: str, candidate: CandidateResult) -> bool:
+    return name == candidate.name and metric == "isolated_error"
+
+
+def _place_key(scope: str) -> str:
+    """Return the layer that a scope belongs to, or the scope itself outside the layers."""
+    index = layer_index(scope)
+    return scope if index is None else f"layers.{index}"
+
+
+def culprit_part(candidate: CandidateResult | None) -> str:
+    """Return the part of a layer that the culprit is, `whole layer` when it is none."""
+    scope = (
+        candidate.culprit.scope if candidate is not None and candidate.culprit is not None else None
+    )
+    return scope.split(".", 2)[2] if scope is not None and scope.count(".") >= 2 else WHOLE
+
+
+def culprit_layer(candidate: CandidateResult | None) -> str | None:
+    """Return the place on the layer axis at which the culprit lies."""
+    scope = (
+        candidate.culprit.scope if candidate is not None and candidate.culprit is not None else None
+    )
+    return None if scope is None else _place_key(scope)
+
+
+def lens_threshold(result: RunResult) -> float | None:
+    """Return the limit that the per-layer KL had in this run: of its alerts, its rules, the defaults."""
+    for alert in result.alerts:
+        if alert.metric == "lens_kl" and alert.statistic == "mean":
+            return alert.threshold
+    written = {rule["name"]: rule for rule in result.config.get("rules", ())}
+    default = next(rule for rule in DEFAULT_RULES if rule.metric == "lens_kl")
+    threshold: float | None = written.get(default.name, {}).get("threshold") or default.threshold
+    return threshold
+
+
+def _values(
+    candidate: CandidateResult, metric: str, places: Sequence[str], statistic: str = "mean"
+) -> list[float | None]:
+    figures = Figures(candidate)
+    return [plain(figures.number(metric, place, statistic)) for place in places]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRow:
+    """The article's layer table, one row: means unless the name says otherwise."""
+
+    layer: str
+    mean_kl: float | None
+    p99_kl: float | None
+    max_kl: float | None
+    top3_logit_deviation: float | None
+    isolated_error: float | None
+    rel_error: float | None
+    num_nonfinite: int
+
+
+def layer_rows(candidate: CandidateResult) -> list[LayerRow]:
+    """Return one row per layer of a candidate."""
+    figures = Figures(candidate)
+    return [_layer_row(figures, layer) for layer in figures.layers]
+
+
+def _layer_row(figures: Figures, layer: str) -> LayerRow:
+    def number(metric: str, name: str = "mean") -> float | None:
+        return plain(figures.number(metric, layer, name))
+
+    rows = [figures.row(metric, layer) for metric in ("lens_kl", "rel_error", "isolated_error")]
+    return LayerRow(
+        layer,
+        number("lens_kl"),
+        number("lens_kl", "p99"),
+        number("lens_kl", "max"),
+        number("topk_logit_deviation_k3"),
+        number("isolated_error"),
+        number("rel_error"),
+        sum(row.num_nonfinite for row in rows if row is not None),
+    )
+
+
+def layer_csv(rows: Sequence[LayerRow]) -> bytes:
+    """Return the layer table as CSV: full precision, `nan` and `inf` as words, empty when not measured."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, [f.name for f in fields(LayerRow)], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow(asdict(row))
+    return out.getvalue().encode()

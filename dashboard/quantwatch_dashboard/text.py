@@ -1,0 +1,109 @@
+"""Numbers, times and names as a person reads them. Nothing here returns markup except `escape`."""
+
+import html
+import math
+from datetime import datetime, tzinfo
+
+from quantwatch.domain import Measurement
+
+NOT_MEASURED = "not measured"
+
+
+def escape(value: object) -> str:
+    """Return text that HTML and Plotly labels show as it is, whatever it contains."""
+    return html.escape(str(value), quote=True)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Return a number with so many significant digits: ``0``, ``0.0123``, ``1.2e-7``, ``NaN``, ``+∞``."""
+    if value is None:
+        return NOT_MEASURED
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+∞" if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    if 1e-3 <= abs(value) < 1e4:
+        places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+        return f"{value:.{places}f}".replace("-", "−")
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    return f"{mantissa}e{int(exponent)}".replace("-", "−")
+
+
+def percent(value: float | None) -> str:
+    """Return a share as a percentage; 100 % only when it is exactly 1."""
+    if value is None or not math.isfinite(value):
+        return number(value)
+    text = f"{100 * value:.2f}"
+    return "100 %" if value == 1 else f"{'> 99.99' if text == '100.00' else text} %"
+
+
+def size(num_bytes: int | None) -> str:
+    """Return a size in decimal units, as file sizes are printed."""
+    if num_bytes is None:
+        return "–"
+    value = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in its two largest units: ``3 min 12 s``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def age(then: datetime, now: datetime) -> str:
+    """Return how long ago something was: ``just now``, ``5 min ago``, ``3 d ago``."""
+    seconds = (now - then).total_seconds()
+    if seconds < 45:
+        return "just now"
+    for unit, length, limit in (("min", 60, 60), ("h", 3600, 48), ("d", 86400, math.inf)):
+        if seconds / length < limit:
+            return f"{max(1, round(seconds / length))} {unit} ago"
+    raise AssertionError("unreachable: days have no limit")
+
+
+def instant(when: datetime, zone: tzinfo) -> str:
+    """Return an absolute time in the reader's time zone, with the zone's name."""
+    return when.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S %Z")
+
+
+def clip(value: str, length: int) -> str:
+    """Return at most so many characters, with an ellipsis when something was cut."""
+    return value if len(value) <= length else value[: length - 1] + "…"
+
+
+def token(piece: str | None, position: int, length: int = 14) -> str:
+    """Return a token's text on one line with its white space visible, or its position without text."""
+    if piece is None:
+        return f"token {position}"
+    visible = "".join(_visible(char) for char in piece)
+    return clip(visible, length) if visible else "∅"
+
+
+def _visible(char: str) -> str:
+    named = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
+    return named.get(char, char if char.isprintable() else f"\\u{ord(char):04x}")
+
+
+def statistic(measurement: Measurement | None, name: str = "mean") -> float | None:
+    """Return one statistic of a row; without finite values the kind of value that is there, or None."""
+    if measurement is None:
+        return None
+    value: float | None = getattr(measurement, name)
+    if value is not None:
+        return value
+    if measurement.n_nan:
+        return math.nan
+    if measurement.n_posinf:
+        return math.inf
+    return -math.inf if measurement.n_neginf else None

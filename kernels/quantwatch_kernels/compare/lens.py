@@ -1,0 +1,111 @@
+"""Per-layer KL: two hidden states read off through one fixed readout, the reference's own.
+
+Through each model's own head a fault that is only in the head would blame layer 0.
+n rows, H hidden width, V ids.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quantwatch_kernels.compare.exact import compare_exactly
+from quantwatch_kernels.compare.rows import check_pair, kl_rows
+from quantwatch_kernels.compare.topk import top_k
+from quantwatch_kernels.registry import Op
+
+__all__ = ["LensStatistics", "Readout", "lens_kl", "lens_statistics"]
+
+
+@dataclass(frozen=True, slots=True)
+class Readout:
+    """How a model turns a hidden state into logits: norm, head, scale, soft-capping, cut."""
+
+    norm: Callable[[Tensor], Tensor]
+    head: Callable[[Tensor], Tensor]
+    scale: float = 1.0
+    """Multiplies the head's output."""
+    softcap: float | None = None
+    """c·tanh(logits/c), after the scale."""
+    width: int | None = None
+    """Only the first `width` ids are kept: the shared vocabulary."""
+
+    def logits(self, h: Tensor) -> Tensor:
+        """Read hidden states [n, H] of any float dtype off as float32 logits [n, V]."""
+        return self.head_logits(self.norm(h.to(self._dtype(h))))
+
+    def head_logits(self, normed: Tensor) -> Tensor:
+        """Read normed hidden states [n, H] off as float32 logits [n, V]."""
+        logits = self.head(normed.to(self._dtype(normed)))[..., : self.width].float()
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits
+
+    def _dtype(self, h: Tensor) -> torch.dtype:
+        weight = getattr(self.head, "weight", None)
+        return weight.dtype if isinstance(weight, Tensor) else h.dtype
+
+
+class LensStatistics(NamedTuple):
+    """Differences of the lens logits per row, float64 [n]: nats, and mean |Δ| over the top k."""
+
+    kl: Tensor
+    topk_logit_deviation_k5: Tensor
+    topk_logit_deviation_k3: Tensor
+
+
+LENS: Op[[Tensor, Tensor, Readout, int], LensStatistics] = Op("lens_statistics")
+
+
+def lens_statistics(
+    h_ref: Tensor,
+    h_cand: Tensor,
+    readout: Readout,
+    *,
+    chunk: int = 64,
+    backend: str | None = None,
+) -> LensStatistics:
+    """Compare hidden states [n, H] through `readout`, `chunk` rows of logits at a time.
+
+    The head's weights are read once per chunk and model: hand in the rows of many layers at once.
+    Finite rows that are equal bit for bit are 0 without being read off. Raises ValueError for shapes
+    that don't fit or chunk < 1.
+    """
+    check_pair("hidden states", h_ref, h_cand)
+    if chunk < 1:
+        raise ValueError(f"chunk must be at least 1; it is {chunk}.")
+    with torch.no_grad():
+        return LENS.run(backend, h_ref, h_cand, readout, chunk)
+
+
+def lens_kl(h_ref: Tensor, h_cand: Tensor, readout: Readout) -> Tensor:
+    """Return the per-layer KL of hidden states [n, H] through `readout`, nats, float64 [n]."""
+    return lens_statistics(h_ref, h_cand, readout).kl
+
+
+@LENS.register("aten")
+def _aten(h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int) -> LensStatistics:
+    out = torch.zeros(3, len(h_ref), dtype=torch.float64, device=h_ref.device)
+    equal = ((h_ref == h_cand) & torch.isfinite(h_ref)).all(-1)
+    for rows in (~equal).nonzero().flatten().split(chunk):
+        z_ref, z_cand = readout.logits(h_ref[rows]), readout.logits(h_cand[rows])
+        ids = top_k(z_ref.contiguous(), 5)
+        out[:, rows] = torch.stack([kl_rows(LENS.name, z_ref, z_cand), *_deviations(z_ref, z_cand, ids)])
+    return LensStatistics(*out)
+
+
+@LENS.register("reference")
+def _reference(h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int) -> LensStatistics:  # noqa: ARG001
+    z_ref, z_cand = readout.logits(h_ref), readout.logits(h_cand)
+    ids = z_ref.sort(dim=-1, descending=True, stable=True)[1][:, :5]
+    return LensStatistics(compare_exactly(z_ref, z_cand).kl, *_deviations(z_ref, z_cand, ids))
+
+
+def _deviations(z_ref: Tensor, z_cand: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    reference, candidate = z_ref.gather(-1, ids).double(), z_cand.gather(-1, ids).double()
+    gap = torch.where(reference == candidate, 0.0, (reference - candidate).abs())
+    return gap.mean(-1), gap[:, :3].mean(-1)

@@ -1,0 +1,239 @@
+"""Output statistics: everything that practitioners quote about two models' next-token distributions.
+
+One pass over chunks of rows; see `divergence.py` for the formulas and `topk.py` for the selections.
+n rows, V ids, K kept logits.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quantwatch_kernels.compare.divergence import centre, divergences
+from quantwatch_kernels.compare.exact import compare_exactly, count_exact_rows
+from quantwatch_kernels.compare.rows import check_pair, chunks
+from quantwatch_kernels.compare.topk import top_k
+from quantwatch_kernels.numerics import spacing
+from quantwatch_kernels.registry import Op
+
+__all__ = ["OutputStatistics", "leaked_mass", "output_statistics"]
+
+
+class OutputStatistics(NamedTuple):
+    """Statistics per row, float64 [n] in nats unless said otherwise; rows with NaN logits are NaN."""
+
+    logit_kl: Tensor
+    """KL(reference ‖ candidate)."""
+    reverse_kl: Tensor
+    js: Tensor
+    """Jensen–Shannon divergence, at most ln 2."""
+    tv: Tensor
+    """Total variation, ½Σ|p − q|."""
+    top1_agreement: Tensor
+    """1 when the largest logits have the same id, or the two ids tie in either model."""
+    topk_overlap_k5: Tensor
+    topk_logit_deviation_k5: Tensor
+    topk_logit_deviation_k3: Tensor
+    delta_p: Tensor
+    """q(target) − p(target); NaN without a target, as the next three."""
+    nll_reference: Tensor
+    nll_candidate: Tensor
+    nll_difference: Tensor
+    """ln p(target) − ln q(target), not rounded from the two above."""
+    reference_ids: Tensor
+    """int64 [n, K], largest logit first, lowest id first among equals."""
+    reference_logits: Tensor
+    """float32 [n, K]."""
+    candidate_ids: Tensor
+    candidate_logits: Tensor
+    candidate_at_reference: Tensor
+    """The candidate's logits at `reference_ids`, float32 [n, K]."""
+
+
+class _Heads(NamedTuple):
+    """Dtypes of the heads' outputs, and how many ids to keep."""
+
+    reference: torch.dtype
+    candidate: torch.dtype
+    keep: int
+
+    @property
+    def k(self) -> int:
+        return max(self.keep, 5)
+
+
+class _Raw(NamedTuple):
+    """What the back ends find; the rest follows from a few gathered logits."""
+
+    sums: Tensor
+    """KL, reverse KL, JS, TV: float64 [4, n]."""
+    target: Tensor
+    """ln p, ln q, ln p − ln q at the target: float64 [3, n]."""
+    reference_ids: Tensor
+    candidate_ids: Tensor
+
+
+OUTPUT: Op[[Tensor, Tensor, Tensor, _Heads], _Raw] = Op("output_statistics")
+
+
+def output_statistics(  # noqa: PLR0913 — the contract with capture
+    z_ref: Tensor,
+    z_cand: Tensor,
+    targets: Tensor,
+    *,
+    reference_dtype: torch.dtype,
+    candidate_dtype: torch.dtype,
+    keep: int = 10,
+    backend: str | None = None,
+) -> OutputStatistics:
+    """Compare logits [n, V] row by row; `targets` int64 [n], −1 where there is none.
+
+    The dtypes are those of the heads' outputs, whose spacing decides what is a tie.
+    Raises ValueError for shapes that don't fit, a target outside the vocabulary, or keep < 1.
+    """
+    check_pair("logits", z_ref, z_cand)
+    _check_targets(targets, z_ref)
+    if keep < 1:
+        raise ValueError(f"keep must be at least 1; it is {keep}.")
+    heads = _Heads(reference_dtype, candidate_dtype, keep)
+    with torch.no_grad():
+        raw = OUTPUT.run(backend, z_ref, z_cand, targets.clamp_min(0), heads)
+        return _assemble(z_ref, z_cand, targets, heads, raw)
+
+
+def _check_targets(targets: Tensor, z: Tensor) -> None:
+    n, width = z.shape
+    if targets.shape != (n,) or targets.dtype != torch.int64:
+        raise ValueError(
+            f"targets must be int64 [{n}]; they are {targets.dtype} {list(targets.shape)}."
+        )
+    if n and not (-1 <= int(targets.min()) and int(targets.max()) < width):
+        raise ValueError(
+            f"targets must lie in -1 … {width - 1}; they span "
+            f"{int(targets.min())} … {int(targets.max())}."
+        )
+
+
+def _at(z: Tensor, ids: Tensor) -> Tensor:
+    """Gather logits at ids [n] or [n, k] as float64."""
+    return z.gather(-1, ids if ids.ndim == 2 else ids.unsqueeze(-1)).double().view(ids.shape)
+
+
+@OUTPUT.register("aten")
+def _aten(z_ref: Tensor, z_cand: Tensor, targets: Tensor, heads: _Heads) -> _Raw:
+    parts = [_aten_chunk(*chunk, heads) for chunk in chunks(z_ref, z_cand, targets)]
+    sums, target, reference_ids, candidate_ids = zip(*parts, strict=True)
+    return _Raw(
+        torch.cat(sums, -1), torch.cat(target, -1), torch.cat(reference_ids), torch.cat(candidate_ids)
+    )
+
+
+def _aten_chunk(z_ref: Tensor, z_cand: Tensor, targets: Tensor, heads: _Heads) -> _Raw:
+    z_ref, z_cand = z_ref.float().contiguous(), z_cand.float().contiguous()
+    reference_ids, candidate_ids = top_k(z_ref, heads.k), top_k(z_cand, heads.k)
+    top = reference_ids[:, 0]
+    c = centre(z_ref, z_cand)
+    log_p_top = torch.log(_at(c.p, top) / c.mass)
+    *sums, offset = divergences(c)
+    z_target = _at(z_ref, targets)
+    log_p = log_p_top - (_at(z_ref, top) - z_target)
+    ratio = z_target - _at(z_cand, targets) - c.shift + offset
+    raw = _Raw(
+        torch.stack(sums),
+        torch.stack([log_p, log_p - ratio, ratio]),
+        reference_ids,
+        candidate_ids,
+    )
+    _redo(z_ref, z_cand, targets, raw)
+    return raw
+
+
+def _redo(z_ref: Tensor, z_cand: Tensor, targets: Tensor, raw: _Raw) -> None:
+    """Overwrite the rows that float32 could not do."""
+    rows = raw.sums.isnan().any(0).nonzero().flatten()
+    if len(rows):
+        count_exact_rows(OUTPUT.name, z_ref[rows], z_cand[rows])
+        exact = _reference_sums(z_ref[rows], z_cand[rows], targets[rows])
+        raw.sums[:, rows], raw.target[:, rows] = exact
+
+
+def _reference_sums(z_ref: Tensor, z_cand: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    e = compare_exactly(z_ref, z_cand)
+    target = torch.stack([_at(x, targets) for x in (e.log_p, e.log_q, e.log_ratio)])
+    return torch.stack([e.kl, e.reverse, e.js, e.tv]), target
+
+
+@OUTPUT.register("reference")
+def _reference(z_ref: Tensor, z_cand: Tensor, targets: Tensor, heads: _Heads) -> _Raw:
+    ids = [z.sort(dim=-1, descending=True, stable=True)[1][:, : heads.k] for z in (z_ref, z_cand)]
+    return _Raw(*_reference_sums(z_ref, z_cand, targets), *ids)
+
+
+def _assemble(
+    z_ref: Tensor, z_cand: Tensor, targets: Tensor, heads: _Heads, raw: _Raw
+) -> OutputStatistics:
+    ids, keep = raw.reference_ids, heads.keep
+    at_reference, reference = _at(z_cand, ids), _at(z_ref, ids)
+    agreement = _top1_agreement(z_ref, z_cand, heads, raw)
+    overlap = (ids[:, :5, None] == raw.candidate_ids[:, None, :5]).any(-1).double().mean(-1)
+    gap = (reference - at_reference).abs()
+    deviation = torch.where(reference == at_reference, 0.0, gap)  # −∞ in both is no deviation
+    shape = [agreement, overlap, deviation[:, :5].mean(-1), deviation[:, :3].mean(-1)]
+    undefined = raw.sums[0].isnan()
+    return OutputStatistics(
+        *raw.sums,
+        *(column.masked_fill(undefined, torch.nan) for column in shape),
+        *(column.masked_fill(targets < 0, torch.nan) for column in _target_columns(raw)),
+        reference_ids=ids[:, :keep],
+        reference_logits=reference[:, :keep].float(),
+        candidate_ids=raw.candidate_ids[:, :keep],
+        candidate_logits=_at(z_cand, raw.candidate_ids[:, :keep]).float(),
+        candidate_at_reference=at_reference[:, :keep].float(),
+    )
+
+
+def _top1_agreement(z_ref: Tensor, z_cand: Tensor, heads: _Heads, raw: _Raw) -> Tensor:
+    ours, theirs = raw.reference_ids[:, 0], raw.candidate_ids[:, 0]
+    best, best_cand = _at(z_ref, ours), _at(z_cand, theirs)
+    tie = best - _at(z_ref, theirs) <= spacing(best, heads.reference)
+    tie |= best_cand - _at(z_cand, ours) <= spacing(best_cand, heads.candidate)
+    return ((ours == theirs) | tie).double()
+
+
+def _target_columns(raw: _Raw) -> tuple[Tensor, ...]:
+    log_p, log_q, ratio = raw.target
+    p = log_p.exp()
+    precise = p * torch.expm1(-ratio)
+    delta_p = torch.where(ratio.isinf(), log_q.exp() - p, precise)
+    return delta_p, -log_p, -log_q, ratio
+
+
+LEAKED: Op[[Tensor, int], Tensor] = Op("leaked_mass")
+
+
+def leaked_mass(z_cand: Tensor, shared: int, *, backend: str | None = None) -> Tensor:
+    """Return the candidate's probability at ids ≥ `shared`, float64 [n], of logits [n, V].
+
+    Raises ValueError unless 1 ≤ shared ≤ V.
+    """
+    if z_cand.ndim != 2 or not 1 <= shared <= z_cand.shape[1]:
+        raise ValueError(
+            f"shared must lie in 1 … V for logits [n, V]; it is {shared} for {list(z_cand.shape)}."
+        )
+    with torch.no_grad():
+        return LEAKED.run(backend, z_cand, shared)
+
+
+@LEAKED.register("aten")
+def _leaked_aten(z_cand: Tensor, shared: int) -> Tensor:
+    parts = []
+    for (z,) in chunks(z_cand):
+        p = torch.softmax(z.float(), -1)
+        leaked, kept = (part.sum(-1, dtype=torch.float64) for part in (p[:, shared:], p[:, :shared]))
+        parts.append(leaked / (leaked + kept))
+    return torch.cat(parts)
+
+
+@LEAKED.register("reference")
+def _leaked_reference(z_cand: Tensor, shared: int) -> Tensor:
+    return torch.softmax(z_cand.double(), -1)[:, shared:].sum(-1)

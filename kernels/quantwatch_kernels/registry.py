@@ -1,0 +1,101 @@
+"""Operators and their back ends: one name, several implementations, no silent fallback.
+
+A back end registers with a *predicate* that says in words why it can't do a call. The back end that
+was asked for (or the first one registered) runs if its predicate is silent; otherwise the next one
+in order of registration does, and the fallback is counted under (op, wanted, used, reason).
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, ParamSpec, TypeVar
+
+__all__ = ["Fallback", "Op", "clear_fallbacks", "fallbacks", "record_fallback"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Fallback(NamedTuple):
+    """A call, row or layer that another back end had to do."""
+
+    op: str
+    wanted: str
+    used: str
+    reason: str
+
+
+_counts: Counter[Fallback] = Counter()
+_lock = threading.Lock()
+
+
+def record_fallback(fallback: Fallback, count: int = 1) -> None:
+    """Count a fallback (calls, rows or layers, as the reason says)."""
+    with _lock:
+        _counts[fallback] += count
+
+
+def fallbacks() -> dict[Fallback, int]:
+    """Return every fallback since the last `clear_fallbacks`, with its count."""
+    with _lock:
+        return dict(_counts)
+
+
+def clear_fallbacks() -> None:
+    """Forget all counted fallbacks."""
+    with _lock:
+        _counts.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Backend(Generic[P, R]):
+    run: Callable[P, R]
+    why_not: Callable[P, str | None] | None
+
+
+class Op(Generic[P, R]):
+    """One operator. Back ends are tried in the order of registration; the last one always applies."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._backends: dict[str, _Backend[P, R]] = {}
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Names of the back ends, the default first."""
+        return tuple(self._backends)
+
+    def register(
+        self, backend: str, why_not: Callable[P, str | None] | None = None
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Register the decorated function; `why_not` returns the reason it can't do a call, or None."""
+        if backend in self._backends:
+            raise ValueError(f"{self.name} already has a back end named {backend!r}.")
+
+        def add(run: Callable[P, R]) -> Callable[P, R]:
+            self._backends[backend] = _Backend(run, why_not)
+            return run
+
+        return add
+
+    def run(self, backend: str | None, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run on `backend` (None: the default), or on the next one that applies, counting that.
+
+        Raises ValueError for an unknown back end, or when none applies.
+        """
+        wanted = self.backends[0] if backend is None else backend
+        if wanted not in self._backends:
+            raise ValueError(f"{self.name} has no back end {wanted!r}; it has {', '.join(self.backends)}.")
+        reason = self._why_not(wanted, *args, **kwargs)
+        if reason is None:
+            return self._backends[wanted].run(*args, **kwargs)
+        for used in self.backends:
+            if used != wanted and self._why_not(used, *args, **kwargs) is None:
+                record_fallback(Fallback(self.name, wanted, used, reason))
+                return self._backends[used].run(*args, **kwargs)
+        raise ValueError(f"{self.name}: no back end applies; {wanted}: {reason}.")
+
+    def _why_not(self, backend: str, *args: P.args, **kwargs: P.kwargs) -> str | None:
+        why_not = self._backends[backend].why_not
+        return None if why_not is None else why_not(*args, **kwargs)

@@ -1,0 +1,26 @@
+"""Which rules hold for a candidate."""
+
+from quantwatch.config.default_rules import DEFAULT_RULES, merge_rules
+from quantwatch.config.rules import RuleConfig
+from quantwatch.config.schema import CandidateConfig, CheckConfig
+
+__all__ = ["merge_rules", "rules_for"]
+
+_LENS = {"lens_kl", "topk_logit_deviation_k5", "topk_logit_deviation_k3"}
+
+
+def rules_for(check: CheckConfig, candidate: CandidateConfig) -> tuple[RuleConfig, ...]:
+    """Return the rules that judge a candidate: defaults, changed by the check, then by itself.
+
+    Left out are rules that are switched off, and those on metrics that the check doesn't measure
+    (lens_positions = 0, isolated_fraction = 0). Raises ConfigError on rules that don't fit.
+    """
+    merged = merge_rules(DEFAULT_RULES, check.rules, candidate.rules)
+    return tuple(rule for rule in merged if rule.enabled and _is_measured(rule, check))
+
+
+def _is_measured(rule: RuleConfig, check: CheckConfig) -> bool:
+    if rule.metric == "isolated_error":
+        return check.isolated_fraction > 0
+    through_lens = rule.metric in _LENS and "model" not in rule.globs
+    return check.lens_positions > 0 or not through_lens

@@ -1,0 +1,61 @@
+"""When two runs may be compared: same suite, reference, capture and metrics.
+
+Everything else (candidate weights, recipe, kernel, driver) is a possible cause of a difference and
+no reason to refuse.
+"""
+
+from collections.abc import Iterator
+
+from quantwatch.domain import RunResult, Variant
+
+_MEANING = {
+    "weights_sha": "the reference has other weights",
+    "config_sha": "the reference is configured differently (architecture, dtype, attention)",
+    "tokenizer_sha": "the reference has another tokenizer: token ids mean something else",
+    "recipe_sha": "the reference is quantized differently",
+    "serve_sha": "the reference is served differently",
+    "fault_sha": "other faults are planted in the reference",
+}
+_SHORT = 12
+
+
+def mismatches(run: RunResult, baseline: RunResult) -> tuple[str, ...]:
+    """Return a sentence per digest that keeps two runs from being compared; empty if none does."""
+    return tuple(_differing(run, baseline))
+
+
+def short(digest: str) -> str:
+    """Return the first letters of a digest, a dash for none."""
+    return digest[:_SHORT] or "–"
+
+
+def _differing(run: RunResult, baseline: RunResult) -> Iterator[str]:
+    if run.suite_hash != baseline.suite_hash:
+        yield _sentence("suite hash", run.suite_hash, baseline.suite_hash, "other prompts")
+    yield from _references(run.reference, baseline.reference)
+    if run.capture_sha != baseline.capture_sha:
+        meaning = "other positions, prompts or batches are measured"
+        yield _sentence("capture_sha", run.capture_sha, baseline.capture_sha, meaning)
+    if run.metrics_version != baseline.metrics_version:
+        yield _sentence(
+            "metrics_version",
+            str(run.metrics_version),
+            str(baseline.metrics_version),
+            "the metrics are computed differently",
+        )
+
+
+def _references(now: Variant | None, before: Variant | None) -> Iterator[str]:
+    if now is None or before is None:
+        if now is not before:
+            which = "this run" if now is None else "the baseline"
+            yield f"reference: {which} has none, so it was never loaded"
+        return
+    for name, meaning in _MEANING.items():
+        ours, theirs = getattr(now.fingerprint, name), getattr(before.fingerprint, name)
+        if ours != theirs:
+            yield _sentence(f"reference {name}", ours, theirs, meaning)
+
+
+def _sentence(name: str, now: str, before: str, meaning: str) -> str:
+    return f"{name} {short(now)}, baseline {short(before)}: {meaning}"

@@ -1,0 +1,68 @@
+"""Which rows of a batch are scored, what their targets are, and where the lens looks."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quantwatch.capture.batches import Batch
+from quantwatch.capture.plan import CapturePlan
+from quantwatch.capture.sampling import lens_positions, stratified_positions
+from quantwatch.domain import Prompt
+
+Positions = NDArray[np.int64]
+_DEFAULT_HEAD_POSITIONS = 8
+"""Positions per 256 at which the head is compared when the lens is off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Rows of one batch. S scored rows over all its prompts, in order."""
+
+    batch: Batch
+    rows: Tensor
+    """The measured rows that are scored, int64 [S]."""
+    targets: Tensor
+    """The next token's id, −1 behind the last token, int64 [S]."""
+    spans: tuple[slice, ...]
+    """Each prompt's part of the scored rows."""
+    positions: tuple[Positions, ...]
+    """Each prompt's sampled positions, of the lens and of the head."""
+    linears: Positions
+    """Positions at which linears are compared in isolation; empty unless the batch is isolated."""
+
+    @property
+    def linear_rows(self) -> Tensor | None:
+        """The measured rows of `linears`."""
+        return self.measured(0, self.linears) if self.batch.isolated else None
+
+    def measured(self, number: int, positions: Positions) -> Tensor:
+        """Return the measured rows of some positions of the batch's prompt `number`."""
+        return torch.from_numpy(positions + self.batch.slices[number].start)
+
+    def scored(self, number: int, positions: Positions) -> Tensor:
+        """Return the scored rows of some positions of the batch's prompt `number`."""
+        shift = self.spans[number].start - self.batch.prompts[number].score_start
+        return torch.from_numpy(positions + shift)
+
+
+def lay_out(batch: Batch, suite_hash: str, plan: CapturePlan) -> Layout:
+    """Lay a batch out; the head is sampled at 8 positions of 256 when the lens is off."""
+    rows, targets, spans, start = [], [], [], 0
+    for prompt, where in zip(batch.prompts, batch.slices, strict=True):
+        rows.append(torch.arange(where.start + prompt.score_start, where.stop))
+        targets.append(_targets(prompt))
+        spans.append(slice(start, start + prompt.num_scored))
+        start += prompt.num_scored
+    per_256 = plan.lens_positions or _DEFAULT_HEAD_POSITIONS
+    sampled = tuple(lens_positions(suite_hash, prompt, per_256) for prompt in batch.prompts)
+    count = plan.isolated_positions if batch.isolated else 0
+    linears = stratified_positions(suite_hash, batch.prompts[0], count, "linears")
+    return Layout(batch, torch.cat(rows), torch.cat(targets), tuple(spans), sampled, linears)
+
+
+def _targets(prompt: Prompt) -> Tensor:
+    following = (*prompt.token_ids[prompt.score_start + 1 :], -1)
+    return torch.tensor(following, dtype=torch.int64)

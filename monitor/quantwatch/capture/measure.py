@@ -1,0 +1,109 @@
+"""Measure some candidates against the reference's trace of a batch, and report to a sink."""
+
+from collections.abc import Mapping
+
+from quantwatch.capture.births import candidate_births, reference_births
+from quantwatch.capture.compare import Reading, read_candidate
+from quantwatch.capture.layout import Layout, Positions
+from quantwatch.capture.lens import cut, read_lens, worst_positions
+from quantwatch.capture.observations import Measured, observations
+from quantwatch.capture.outputs import Head, Outputs, compare_outputs, isolate_head
+from quantwatch.capture.plan import CapturePlan
+from quantwatch.capture.probe import Probe
+from quantwatch.capture.readout import readout_of
+from quantwatch.capture.report import MAX_HEAD_ROWS, CaptureReport
+from quantwatch.capture.trace import Trace, TraceSource
+from quantwatch.domain import Progress, Sink
+from quantwatch.models.loaded import LoadedModel
+
+
+class Measurer:
+    """Compares candidates with a source's traces; findings go to the sink and into the report."""
+
+    def __init__(
+        self,
+        source: TraceSource,
+        reference: LoadedModel,
+        probes: Mapping[str, Probe],
+        plan: CapturePlan,
+        sink: Sink,
+        report: CaptureReport,
+    ) -> None:
+        self.reference = reference
+        self.probes = probes
+        self.report = report
+        self._readout = source.readout
+        self._readouts = {name: readout_of(probe.model) for name, probe in probes.items()}
+        self._plan = plan
+        self._sink = sink
+        self._head_rows: dict[str, set[int]] = {}
+        report.bit_equal = dict.fromkeys(probes, True)
+        report.head_rows = dict.fromkeys(probes, ())
+
+    def measure(self, trace: Trace, layout: Layout, progress: Progress) -> None:
+        """Measure all candidates on the prompts of a trace, in the layout's batch."""
+        readings: dict[str, Reading] = {}
+        for name, probe in self.probes.items():
+            with self.report.timed("candidates"):
+                readings[name] = read_candidate(
+                    probe, layout.batch, trace, keep_layers=self._plan.lens_positions > 0
+                )
+            progress.advance(layout.batch.num_tokens)
+        heads = {
+            name: Head.of(self.probes[name].model, self._readouts[name], reading.head_input)
+            for name, reading in readings.items()
+        }
+        theirs = Head.of(self.reference, self._readout, trace.head_input)
+        equal = {name for name in heads if self.report.bit_equal[name] and readings[name].is_equal}
+        with self.report.timed("outputs"):
+            outputs = compare_outputs(
+                theirs, heads, layout, keep=self._plan.keep_top, check_equal=frozenset(equal)
+            )
+        for name, reading in readings.items():
+            dtype = self.probes[name].model.dtype
+            measured = Measured(name, dtype, reading, outputs[name])
+            self._look_closer(measured, trace, layout, (theirs, heads[name]))
+            for observation in observations(measured, trace, layout):
+                self._sink.observe(observation)
+
+    def _look_closer(
+        self, measured: Measured, trace: Trace, layout: Layout, heads: tuple[Head, Head]
+    ) -> None:
+        """Add lens, isolated head and births, and note what the report keeps."""
+        outputs, report = measured.outputs, self.report
+        if self._plan.lens_positions:
+            with report.timed("lens"):
+                self._read_lens(measured, trace, layout)
+        if layout.batch.isolated:
+            with report.timed("isolated_head"):
+                self._isolate_head(measured, layout, heads)
+        measured.births = candidate_births(measured.reading, trace, outputs, layout)
+        for birth in measured.births:
+            report.note_nonfinite(measured.name, birth)
+        for birth in reference_births(trace, outputs, layout):
+            report.note_nonfinite("reference", birth)
+        report.bit_equal[measured.name] &= outputs.is_equal
+
+    def _read_lens(self, measured: Measured, trace: Trace, layout: Layout) -> None:
+        layers = {s: (trace.taps[s], hidden) for s, hidden in measured.reading.layers.items()}
+        extras = [self._worst(measured.outputs, layout, n) for n in range(len(layout.spans))]
+        requests = [*enumerate(layout.positions), *enumerate(extras)]
+        readout = cut(self._readout, measured.outputs.width)
+        readings = read_lens(readout, layers, layout, requests)
+        measured.samples = readings[: len(extras)]
+        measured.extras = readings[len(extras) :]
+
+    def _worst(self, outputs: Outputs, layout: Layout, number: int) -> Positions:
+        kl = outputs.statistics.logit_kl[layout.spans[number]].cpu().numpy()
+        start = layout.batch.prompts[number].score_start
+        sampled = layout.positions[number]
+        return worst_positions(kl, start, sampled, self._plan.worst_positions)
+
+    def _isolate_head(self, measured: Measured, layout: Layout, heads: tuple[Head, Head]) -> None:
+        rows = layout.measured(0, layout.positions[0])
+        errors, differing = isolate_head(*heads, rows, measured.outputs.width)
+        measured.isolated_head = errors
+        seen = self._head_rows.setdefault(measured.name, set())
+        seen |= differing
+        few = len(seen) <= MAX_HEAD_ROWS
+        self.report.head_rows[measured.name] = tuple(sorted(seen)) if few else ()

@@ -1,0 +1,180 @@
+"""Turn what was measured on a batch into one observation per prompt."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quantwatch.capture.compare import Reading, headroom_bits
+from quantwatch.capture.layout import Layout
+from quantwatch.capture.lens import LensReading
+from quantwatch.capture.outputs import Outputs
+from quantwatch.capture.trace import Trace
+from quantwatch.domain import (
+    HEAD,
+    MODEL,
+    NonFinite,
+    Observation,
+    Scope,
+    TokenMatrix,
+    TopLogits,
+)
+from quantwatch_kernels.compare.output import OutputStatistics
+from quantwatch_kernels.compare.tap import TapStatistics
+
+_EVERYWHERE = (
+    *("logit_kl", "reverse_kl", "js", "tv", "top1_agreement", "topk_overlap_k5"),
+    *("topk_logit_deviation_k5", "topk_logit_deviation_k3"),
+)
+_WITH_TARGET = ("delta_p", "nll_reference", "nll_candidate", "nll_difference")
+
+Matrix = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Measured:
+    """Everything measured of one candidate on one batch."""
+
+    name: str
+    dtype: torch.dtype
+    reading: Reading
+    outputs: Outputs
+    samples: Sequence[LensReading] = ()
+    extras: Sequence[LensReading] = ()
+    isolated_head: Tensor | None = None
+    """Float64, at the layout's sampled positions of the only prompt."""
+    births: Sequence[NonFinite | None] = field(default_factory=list)
+
+
+def observations(measured: Measured, trace: Trace, layout: Layout) -> list[Observation]:
+    """Return one observation per prompt of the batch; only scored positions are in it."""
+    taps = _tap_matrices(measured.reading)
+    isolated = _isolated_matrices(measured, trace)
+    found = []
+    for number, prompt in enumerate(layout.batch.prompts):
+        matrices = [
+            *_output_matrices(measured.outputs, layout, number),
+            *_scored(taps, layout, number),
+            *_head_matrices(measured, layout, number),
+            *_lens_matrices(measured, number),
+            *_scored(isolated, layout, number),
+            *_sampled_isolated(measured, trace, layout),
+        ]
+        top = _top(measured.outputs.statistics, layout.spans[number])
+        birth = measured.births[number]
+        found.append(Observation(measured.name, prompt.index, tuple(matrices), top, birth))
+    return found
+
+
+def _numpy(columns: Sequence[Tensor]) -> Matrix:
+    return torch.stack(list(columns)).double().cpu().numpy()
+
+
+def _output_matrices(outputs: Outputs, layout: Layout, number: int) -> list[TokenMatrix]:
+    span, prompt = layout.spans[number], layout.batch.prompts[number]
+    statistics = outputs.statistics
+    matrices = [
+        TokenMatrix(name, (MODEL,), _numpy([getattr(statistics, name)[span]]))
+        for name in _EVERYWHERE
+    ]
+    if outputs.leaked_mass is not None:
+        matrices.append(TokenMatrix("leaked_mass", (MODEL,), _numpy([outputs.leaked_mass[span]])))
+    before_last = np.arange(prompt.score_start, len(prompt.token_ids) - 1)
+    if len(before_last):
+        part = slice(span.start, span.stop - 1)
+        matrices += [
+            TokenMatrix(name, (MODEL,), _numpy([getattr(statistics, name)[part]]), before_last)
+            for name in _WITH_TARGET
+        ]
+    return matrices
+
+
+def _tap_matrices(reading: Reading) -> dict[str, tuple[tuple[Scope, ...], Matrix]]:
+    """Return metric → scopes and values [S, R] of all taps."""
+    scopes, layers = tuple(reading.taps), tuple(reading.feature_kl)
+    columns = {
+        name: [getattr(reading.taps[scope], name) for scope in scopes]
+        for name in TapStatistics._fields
+    }
+    columns["headroom_bits"] = [reading.headroom_bits[scope] for scope in scopes]
+    found = {name: (scopes, _numpy(column)) for name, column in columns.items()}
+    found["feature_kl"] = (layers, _numpy(list(reading.feature_kl.values())))
+    return found
+
+
+def _isolated_matrices(
+    measured: Measured, trace: Trace
+) -> dict[str, tuple[tuple[Scope, ...], Matrix]]:
+    """Return the isolated errors that were measured at every position."""
+    errors = measured.reading.isolated
+    scopes = tuple(s for s, passage in trace.passages.items() if passage.rows is None)
+    scopes = tuple(scope for scope in scopes if scope in errors)
+    if not scopes:
+        return {}
+    return {"isolated_error": (scopes, _numpy([errors[scope] for scope in scopes]))}
+
+
+def _scored(
+    found: Mapping[str, tuple[tuple[Scope, ...], Matrix]], layout: Layout, number: int
+) -> list[TokenMatrix]:
+    where, prompt = layout.batch.slices[number], layout.batch.prompts[number]
+    part = slice(where.start + prompt.score_start, where.stop)
+    return [
+        TokenMatrix(name, scopes, np.ascontiguousarray(values[:, part]))
+        for name, (scopes, values) in found.items()
+    ]
+
+
+def _sampled_isolated(measured: Measured, trace: Trace, layout: Layout) -> list[TokenMatrix]:
+    """Return the isolated errors of linears and head, each at its own positions."""
+    errors = measured.reading.isolated
+    scopes = tuple(s for s, passage in trace.passages.items() if passage.rows is not None)
+    scopes = tuple(scope for scope in scopes if scope in errors)
+    matrices = []
+    if scopes:
+        values = _numpy([errors[scope] for scope in scopes])
+        matrices.append(TokenMatrix("isolated_error", scopes, values, layout.linears))
+    if measured.isolated_head is not None:
+        values = _numpy([measured.isolated_head])
+        matrices.append(TokenMatrix("isolated_error", (HEAD,), values, layout.positions[0]))
+    return matrices
+
+
+def _head_matrices(measured: Measured, layout: Layout, number: int) -> list[TokenMatrix]:
+    """Return the head's statistics as a tap, at the sampled positions."""
+    counts = [len(at) for at in layout.positions]
+    first = sum(counts[:number])
+    part, at = slice(first, first + counts[number]), layout.positions[number]
+    stats = measured.outputs.head
+    columns = {name: getattr(stats, name)[part] for name in TapStatistics._fields}
+    columns["headroom_bits"] = headroom_bits(columns["max_abs"], measured.dtype)
+    return [TokenMatrix(name, (HEAD,), _numpy([column]), at) for name, column in columns.items()]
+
+
+def _lens_matrices(measured: Measured, number: int) -> list[TokenMatrix]:
+    matrices = []
+    for reading in measured.samples[number : number + 1]:
+        matrices += [
+            TokenMatrix(name, reading.scopes, values, reading.positions)
+            for name, values in reading.statistics.items()
+        ]
+    for reading in measured.extras[number : number + 1]:
+        matrices += [
+            TokenMatrix(name, reading.scopes, values, reading.positions, "extra")
+            for name, values in reading.statistics.items()
+            if len(reading.positions)
+        ]
+    return matrices
+
+
+def _top(statistics: OutputStatistics, span: slice) -> TopLogits:
+    return TopLogits(
+        statistics.reference_ids[span].int().cpu().numpy(),
+        statistics.reference_logits[span].cpu().numpy(),
+        statistics.candidate_ids[span].int().cpu().numpy(),
+        statistics.candidate_logits[span].cpu().numpy(),
+        statistics.candidate_at_reference[span].cpu().numpy(),
+    )

@@ -1,0 +1,31 @@
+"""What a capture measures, as a value: part of what makes two runs comparable."""
+
+from dataclasses import asdict, dataclass
+
+from quantwatch.telemetry import canonical_sha
+
+VERSION = 1
+"""Raised whenever capture would give other numbers for the same models and plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapturePlan:
+    """Budgets of a capture. `sha` is equal exactly when two captures measure the same things."""
+
+    lens_positions: int = 8
+    """Positions per 256 scored tokens at which every layer is read through the lens; 0: off."""
+    isolated_fraction: float = 0.125
+    """Share of the scored tokens (whole prompts) on which isolated errors are measured; 0: off."""
+    isolated_positions: int = 32
+    """Positions per isolated prompt at which each linear is compared; modules are at all."""
+    worst_positions: int = 1
+    """Positions per prompt with the largest final KL that are read too and never averaged."""
+    batch_tokens: int = 256
+    """Padded tokens per batch; a prompt is never split."""
+    keep_top: int = 10
+    """Logits kept per position and model for the top-k view."""
+
+    @property
+    def sha(self) -> str:
+        """SHA-256 of the plan and the capture version."""
+        return canonical_sha({**asdict(self), "version": VERSION})

@@ -1,0 +1,151 @@
+"""A model under observation: hooks on every tap, counted, and a forward that ends before the head.
+
+The head is never called on a whole sequence: its input is taken and the forward stops there; logits
+are computed afterwards in chunks of rows, from that input.
+"""
+
+import inspect
+from collections import Counter
+from functools import partial
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from quantwatch.capture.batches import Batch
+from quantwatch.capture.calls import Call
+from quantwatch.domain import HEAD, Scope
+from quantwatch.errors import CaptureError
+from quantwatch.models.loaded import LoadedModel
+
+
+class Listener(Protocol):
+    """What wants to see a model's taps and linears as they fire."""
+
+    def before(self, scope: Scope, call: Call) -> None:
+        """See a module's arguments before it runs."""
+
+    def after(self, scope: Scope, module: nn.Module, call: Call, output: Any) -> None:
+        """See a module's output after it ran. Must not change it."""
+
+
+class _HeadReachedError(Exception):
+    """Ends a forward pass at the head."""
+
+
+class Probe:
+    """Hooks on one model. A context manager: leaving it always removes every hook."""
+
+    def __init__(self, name: str, model: LoadedModel) -> None:
+        self.name = name
+        self.model = model
+        self.firings: Counter[Scope] = Counter()
+        """How often each scope fired in the last forward."""
+        self.all_firings: Counter[Scope] = Counter()
+        self.num_forwards = 0
+        self._listener: Listener | None = None
+        self._head_call: Call | None = None
+        self._handles: list[RemovableHandle] = []
+        self._parameters = inspect.signature(model.module.forward).parameters
+
+    def __enter__(self) -> Self:
+        places = {**self.model.anatomy.linears, **self.model.anatomy.taps}
+        for scope, path in places.items():
+            module = self.model.module.get_submodule(path)
+            before, after = partial(self._before, scope), partial(self._after, scope)
+            self._handles += [
+                module.register_forward_pre_hook(before, with_kwargs=True),
+                module.register_forward_hook(after, with_kwargs=True),
+            ]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+    def run(self, batch: Batch, listener: Listener) -> Tensor:
+        """Run a batch up to the head and return the head's input [R, H] at the measured rows.
+
+        Raises:
+            CaptureError: a tap did not fire exactly once.
+        """
+        self._listener, self.firings, self._head_call = listener, Counter(), None
+        try:
+            self.model.module(batch.token_ids(self.model.device), **self._options(batch))
+        except _HeadReachedError:
+            pass
+        finally:
+            self._listener = None
+        self._check_coverage()
+        self.all_firings.update(self.firings)
+        self.num_forwards += 1
+        return batch.select(self._head_input(batch))
+
+    def replay(self, module: nn.Module, call: Call, listener: Listener | None) -> Any:
+        """Run one module again inside a forward, uncounted, its inner hooks going to `listener`."""
+        outer = self._listener, self.firings
+        self._listener, self.firings = listener, Counter()
+        try:
+            return module.forward(*call.args, **call.kwargs)
+        finally:
+            self._listener, self.firings = outer
+
+    def _options(self, batch: Batch) -> dict[str, Any]:
+        mask = batch.mask(self.model.device)
+        wanted = {"attention_mask": mask, "use_cache": False}
+        if mask is None:
+            del wanted["attention_mask"]
+        return {name: value for name, value in wanted.items() if name in self._parameters}
+
+    def _before(
+        self, scope: Scope, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if self._listener is None:
+            return
+        if scope == HEAD:
+            self.firings[scope] += 1
+            self._head_call = Call(args, kwargs)
+            raise _HeadReachedError
+        self._listener.before(scope, Call(args, kwargs))
+
+    def _after(
+        self,
+        scope: Scope,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> None:
+        if self._listener is not None:
+            self.firings[scope] += 1
+            self._listener.after(scope, module, Call(args, kwargs), output)
+
+    def _head_input(self, batch: Batch) -> Tensor:
+        assert self._head_call is not None
+        found = self._head_call.hidden(batch)
+        if not found:
+            raise CaptureError(
+                f"{self.name}: the head ({self.model.anatomy.taps[HEAD]}) is not called on every "
+                f"position of a batch of {len(batch.sequences)} × {batch.width} tokens"
+            )
+        return next(iter(found.values()))
+
+    def _check_coverage(self) -> None:
+        for scope, path in self.model.anatomy.taps.items():
+            count = self.firings[scope]
+            if count != 1:
+                why = (
+                    "it is never called, or a compiled or fused forward passes by its hooks"
+                    if count == 0
+                    else "the module is shared or called repeatedly"
+                )
+                raise CaptureError(
+                    f"{self.name}: tap {scope} ({path}) fired {count} times in one forward "
+                    f"instead of once: {why}"
+                )

@@ -1,0 +1,52 @@
+"""What a capture says about itself: coverage proof, observer effect, timings, findings."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from time import perf_counter
+
+from quantwatch.domain import Json, NonFinite, Scope
+
+MAX_HEAD_ROWS = 16
+
+
+@dataclass(slots=True)
+class CaptureReport:
+    """The record of one capture; measured values travel through the sink instead."""
+
+    taps: dict[Scope, dict[str, str]] = field(default_factory=dict)
+    """Scope → model name → module path, of the taps that all models have."""
+    missing: dict[Scope, dict[str, str]] = field(default_factory=dict)
+    """Scope → model name → why it isn't measured."""
+    firings: dict[Scope, dict[str, int]] = field(default_factory=dict)
+    """The coverage proof: scope → model name → how often the tap fired, once per forward."""
+    num_forwards: dict[str, int] = field(default_factory=dict)
+    """Forward passes under observation, by model name."""
+    observer_effect: dict[str, float] = field(default_factory=dict)
+    """Model name → max |Δlogit| between unhooked and hooked."""
+    num_padding_tokens: int = 0
+    timings_s: dict[str, float] = field(default_factory=dict)
+    head_rows: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Candidate → ids whose logit differs on the reference's own input; none when more than 16."""
+    first_nonfinite: dict[str, NonFinite] = field(default_factory=dict)
+    """Model name → its first non-finite value; what the reference has itself is the reference's."""
+    bit_equal: dict[str, bool] = field(default_factory=dict)
+
+    def note_nonfinite(self, name: str, found: NonFinite | None) -> None:
+        """Keep the finding of the first prompt."""
+        known = self.first_nonfinite.get(name)
+        if found is not None and (known is None or found.prompt < known.prompt):
+            self.first_nonfinite[name] = found
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Add the time spent inside to a stage."""
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.timings_s[stage] = self.timings_s.get(stage, 0.0) + perf_counter() - start
+
+    def to_json(self) -> Json:
+        """Return the report as plain JSON values."""
+        return asdict(self)

@@ -1,0 +1,157 @@
+"""Run the reference and its candidates side by side over a suite and compare them as they go."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+import torch
+
+from quantwatch.capture.batches import Batch, plan_batches, regroup
+from quantwatch.capture.layout import lay_out
+from quantwatch.capture.measure import Measurer
+from quantwatch.capture.observer import check_observer_effect, plain_logits
+from quantwatch.capture.plan import CapturePlan
+from quantwatch.capture.probe import Probe
+from quantwatch.capture.readout import readout_of
+from quantwatch.capture.report import CaptureReport
+from quantwatch.capture.sampling import isolated_prompts
+from quantwatch.capture.trace import LiveTraceSource, TraceSource
+from quantwatch.domain import Progress, Prompt, Sink, Suite
+from quantwatch.errors import CaptureError
+from quantwatch.models.loaded import LoadedModel
+
+REFERENCE = "reference"
+_OBSERVED_TOKENS = 32
+
+
+def capture_suite(  # noqa: PLR0913, PLR0917 — the one entrance
+    reference: LoadedModel,
+    candidates: Mapping[str, LoadedModel],
+    suite: Suite,
+    plan: CapturePlan,
+    sink: Sink,
+    floor: Sink,
+    progress: Progress,
+) -> CaptureReport:
+    """Measure every candidate on every prompt; the noise floor goes to `floor` as "reference".
+
+    The floor is the reference against itself, each isolated prompt beside another text instead of
+    alone; without isolated prompts there is none. Nothing is kept of a prompt once it was observed,
+    and every hook is removed however this ends.
+
+    Raises:
+        CaptureError: a tap didn't fire exactly once, looking changed the logits, or modules of
+            reference and candidate don't take the same hidden states.
+    """
+    if REFERENCE in candidates:
+        raise CaptureError(f"no candidate can be named {REFERENCE!r}")
+    models = {REFERENCE: reference, **candidates}
+    report = CaptureReport()
+    _describe(models, report)
+    with torch.no_grad(), ExitStack() as stack:
+        probes = _observe(models, suite.prompts[0], plan, report, stack)
+        source = LiveTraceSource(probes[REFERENCE])
+        others = {name: probe for name, probe in probes.items() if name != REFERENCE}
+        main = Measurer(source, reference, others, plan, sink, report)
+        itself = {REFERENCE: probes[REFERENCE]}
+        noise = Measurer(source, reference, itself, plan, floor, CaptureReport())
+        _Night(source, main, noise, suite, plan).run(progress)
+        _prove(probes, report)
+    return report
+
+
+class _Night:
+    """One pass over a suite."""
+
+    def __init__(
+        self,
+        source: TraceSource,
+        main: Measurer,
+        noise: Measurer,
+        suite: Suite,
+        plan: CapturePlan,
+    ) -> None:
+        self._source = source
+        self._main = main
+        self._noise = noise
+        self._suite = suite
+        self._plan = plan
+
+    def run(self, progress: Progress) -> None:
+        """Measure batch by batch; `progress` advances after every model's pass."""
+        suite, report = self._suite, self._main.report
+        isolated = isolated_prompts(suite, self._plan.isolated_fraction)
+        batches = plan_batches(suite.prompts, isolated, self._plan.batch_tokens)
+        report.num_padding_tokens = sum(batch.num_padding for batch in batches)
+        passes = 1 + len(self._main.probes)
+        again = sum(batch.num_tokens for batch in batches if batch.isolated)
+        progress.start("measure", suite.num_tokens * passes + again)
+        for batch in batches:
+            self._measure(batch, progress)
+
+    def _measure(self, batch: Batch, progress: Progress) -> None:
+        report = self._main.report
+        layout = lay_out(batch, self._suite.hash, self._plan)
+        with report.timed("reference"):
+            trace = self._source.trace(batch, layout.linear_rows)
+        progress.advance(batch.num_tokens)
+        for scope, reason in trace.unmeasured.items():
+            report.missing.setdefault(scope, {})[REFERENCE] = reason
+        self._main.measure(trace, layout, progress)
+        if batch.isolated:
+            limit = self._noise.reference.max_positions
+            beside = regroup(batch.prompts[0], self._suite.prompts, limit)
+            with report.timed("floor"):
+                self._noise.measure(trace, lay_out(beside, self._suite.hash, self._plan), progress)
+
+
+def _observe(
+    models: Mapping[str, LoadedModel],
+    prompt: Prompt,
+    plan: CapturePlan,
+    report: CaptureReport,
+    stack: ExitStack,
+) -> dict[str, Probe]:
+    """Compare unhooked with hooked logits of every model and return the hooked models."""
+    ids = prompt.token_ids[:_OBSERVED_TOKENS]
+    short = Batch((Prompt(prompt.index, prompt.category, prompt.source, ids, ()),))
+    with report.timed("observer"):
+        plain = {name: plain_logits(model, short) for name, model in models.items()}
+        probes = {n: stack.enter_context(Probe(n, model)) for n, model in models.items()}
+        for name, probe in probes.items():
+            lens = name == REFERENCE and plan.lens_positions > 0
+            report.observer_effect[name] = check_observer_effect(
+                probe, readout_of(probe.model), short, plain[name], lens=lens
+            )
+    return probes
+
+
+def _describe(models: Mapping[str, LoadedModel], report: CaptureReport) -> None:
+    """Note where the taps are in each model, and what is missing.
+
+    Raises:
+        CaptureError: a candidate lacks a place that can't be left out.
+    """
+    reference = models[REFERENCE].anatomy
+    for name, model in models.items():
+        anatomy = model.anatomy
+        for scope, reason in anatomy.missing.items():
+            report.missing.setdefault(scope, {})[name] = reason
+        for scope in {**reference.taps, **reference.linears}:
+            if scope in anatomy.taps:
+                report.taps.setdefault(scope, {})[name] = anatomy.taps[scope]
+            elif scope not in anatomy.linears:
+                report.missing.setdefault(scope, {}).setdefault(name, "no such module")
+        lost = [s for s in reference.taps if s not in anatomy.taps and "." not in s[7:]]
+        if lost or anatomy.num_layers != reference.num_layers:
+            raise CaptureError(
+                f"{name} has {anatomy.num_layers} layers and lacks {lost}; the reference has "
+                f"{reference.num_layers} layers"
+            )
+
+
+def _prove(probes: Mapping[str, Probe], report: CaptureReport) -> None:
+    """Note how often every tap fired."""
+    for name, probe in probes.items():
+        report.num_forwards[name] = probe.num_forwards
+        for scope in probe.model.anatomy.taps:
+            report.firings.setdefault(scope, {})[name] = probe.all_firings[scope]

@@ -1,0 +1,122 @@
+"""What the reference computed on one batch, and where that comes from.
+
+A trace is the seam between the reference and everything that is compared with it: live today; a
+stored or streamed reference only has to give the same record.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from quantwatch.capture.batches import Batch
+from quantwatch.capture.calls import Call, hidden_output
+from quantwatch.capture.probe import Probe
+from quantwatch.capture.readout import readout_of
+from quantwatch.domain import Scope
+from quantwatch_kernels.compare.lens import Readout
+from quantwatch_kernels.compare.tap import row_norm
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """What went into and came out of a module of the reference: rows [R, ·] of the same tokens."""
+
+    inputs: tuple[Tensor, ...]
+    """The arguments that carry hidden states, in the order of the call."""
+    output: Tensor
+    rows: Tensor | None
+    """Which measured rows these are, int64; None for all."""
+
+
+@dataclass(slots=True)
+class Trace:
+    """The reference's hidden states on one batch: copies that nothing else can change."""
+
+    batch: Batch
+    taps: dict[Scope, Tensor] = field(default_factory=dict)
+    """Rows [R, ·] in the reference's dtype, in the order in which the taps fired."""
+    norms: dict[Scope, Tensor] = field(default_factory=dict)
+    """Euclidean norm of every row; not finite exactly where the reference isn't."""
+    head_input: Tensor = field(default_factory=lambda: torch.empty(0))
+    passages: dict[Scope, Passage] = field(default_factory=dict)
+    """What isolated errors need; empty unless the batch is isolated."""
+    unmeasured: dict[Scope, str] = field(default_factory=dict)
+    """Linears that have no passage, each with the reason."""
+
+
+class TraceSource(Protocol):
+    """Where the reference's traces come from."""
+
+    @property
+    def readout(self) -> Readout:
+        """The reference's norm and head."""
+
+    def trace(self, batch: Batch, linear_rows: Tensor | None = None) -> Trace:
+        """Return the reference's trace of a batch; linears are kept at `linear_rows` only."""
+
+
+class LiveTraceSource:
+    """Runs the reference now. Only one batch's trace is alive at a time."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self.readout = readout_of(probe.model)
+
+    def trace(self, batch: Batch, linear_rows: Tensor | None = None) -> Trace:
+        """Run the reference on a batch. Raises CaptureError when a tap doesn't fire once."""
+        recorder = _Recorder(self._probe, batch, linear_rows)
+        trace = recorder.trace
+        trace.head_input = batch.copy(self._probe.run(batch, recorder))
+        for scope in self._probe.model.anatomy.linears if batch.isolated else ():
+            reason = self._reason(scope, trace)
+            if reason is not None:
+                trace.passages.pop(scope, None)
+                trace.unmeasured[scope] = reason
+        return trace
+
+    def _reason(self, scope: Scope, trace: Trace) -> str | None:
+        """Say why a linear can't be measured in isolation."""
+        if scope in self._probe.model.anatomy.routed:
+            return "sees only the tokens routed to it"
+        count = self._probe.firings[scope]
+        if count != 1:
+            return f"fires {count} times in one forward of the reference"
+        return None if scope in trace.passages else "does not map one row per token to one row"
+
+
+class _Recorder:
+    """Keeps copies of what the reference's modules take and give."""
+
+    def __init__(self, probe: Probe, batch: Batch, linear_rows: Tensor | None) -> None:
+        self.trace = Trace(batch)
+        self._probe = probe
+        self._linear_rows = linear_rows
+        self._inputs: dict[Scope, tuple[Tensor, ...]] = {}
+
+    def before(self, scope: Scope, call: Call) -> None:
+        """Copy the input: modules may change it in place."""
+        batch = self.trace.batch
+        if batch.isolated:
+            rows, hidden = self._rows(scope), call.hidden(batch).values()
+            self._inputs[scope] = tuple(batch.copy(tensor, rows) for tensor in hidden)
+
+    def after(self, scope: Scope, _: nn.Module, __: Call, output: Any) -> None:
+        """Copy the output of a tap, and of a linear on an isolated batch."""
+        trace, batch = self.trace, self.trace.batch
+        inputs = self._inputs.pop(scope, ())
+        if scope in self._probe.model.anatomy.taps:
+            what = f"{self._probe.name}: {scope}"
+            kept = batch.copy(hidden_output(output, batch, what))
+            trace.taps[scope], trace.norms[scope] = kept, row_norm(kept)
+            if batch.isolated:
+                trace.passages[scope] = Passage(inputs, kept, None)
+        elif inputs:
+            first = output[0] if isinstance(output, tuple) else output
+            if isinstance(first, Tensor) and batch.fits(first):
+                rows = self._rows(scope)
+                trace.passages[scope] = Passage(inputs, batch.copy(first, rows), rows)
+
+    def _rows(self, scope: Scope) -> Tensor | None:
+        return None if scope in self._probe.model.anatomy.taps else self._linear_rows

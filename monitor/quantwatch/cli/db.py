@@ -1,0 +1,59 @@
+"""`quantwatch db`: the database's schema and its backup."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quantwatch.cli.session import Session, say
+from quantwatch.errors import StoreError
+
+app = typer.Typer(help="The database.", no_args_is_help=True)
+
+
+@app.command("upgrade")
+def upgrade(context: typer.Context) -> None:
+    """Create the database, or bring its schema to this program's version."""
+    from quantwatch.store.upgrade import upgrade as store_upgrade
+
+    url = Session.of(context).database_url()
+    store_upgrade(url)
+    say(f"{shown(url)}: schema is current\n")
+
+
+@app.command("check")
+def check(context: typer.Context) -> None:
+    """Say whether the schema fits this program; exits with 3 when it doesn't."""
+    from quantwatch.store.upgrade import schema_state
+
+    url = Session.of(context).database_url()
+    state = schema_state(url)
+    if state != "current":
+        raise StoreError(f"{shown(url)}: schema is {state}; {remedy(state)}")
+    say(f"{shown(url)}: schema is current\n")
+
+
+@app.command("backup")
+def backup(
+    context: typer.Context, target: Annotated[Path, typer.Argument(help="File to write.")]
+) -> None:
+    """Copy the database while it is in use."""
+    from quantwatch.store.backup import backup as store_backup
+
+    url = Session.of(context).database_url()
+    store_backup(url, target)
+    say(f"wrote {target}: backup of {shown(url)}\n")
+
+
+def shown(url: str) -> str:
+    """Return a database URL without its password."""
+    from quantwatch.store import urls
+
+    return urls.shown(urls.parse_url(url))
+
+
+def remedy(state: str) -> str:
+    """Return what to do about a schema that isn't current."""
+    if state == "ahead":
+        return "a newer quantwatch wrote it: update this one"
+    return "run: quantwatch db upgrade"

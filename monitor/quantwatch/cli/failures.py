@@ -1,0 +1,70 @@
+"""How errors end: one line on stderr, the exit code of the class, a traceback only with --debug."""
+
+import errno
+import traceback
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from quantwatch.cli.session import Session, say, whisper
+from quantwatch.errors import QuantwatchError
+
+INTERRUPTED = 130
+_INTERNAL = 3
+
+
+class Guarded(TyperGroup):
+    """The root group: no exception of a command leaves it but exits and usage errors."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; turn what it raises into a line and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except (typer.Exit, typer.Abort, typer.TyperException):
+            raise
+        # The last line of defence: whatever it is, it is shown and has an exit code.
+        except (Exception, KeyboardInterrupt) as error:
+            session = ctx.obj or Session()
+            if session.debug:
+                traceback.print_exception(error)
+            raise typer.Exit(answer(*describe(error), json=session.json)) from error
+
+
+def describe(error: BaseException) -> tuple[str, int]:
+    """Return what to say of an error, and its exit code. A ConfigError may list several lines."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", INTERRUPTED
+    if isinstance(error, QuantwatchError):
+        return str(error), error.exit_code
+    message = " ".join(str(error).split())
+    if isinstance(error, MemoryError):
+        return f"out of memory: {message or 'the run needs more than is free'}", _INTERNAL
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"disk full: {message}", _INTERNAL
+    hint = "run with --debug for the traceback"
+    return f"internal: {type(error).__name__}: {message} ({hint})", _INTERNAL
+
+
+def usage_error(error: typer.TyperException, *, json: bool) -> int:
+    """Say what is wrong with the words typed, in one line that names the help."""
+    message = error.format_message()
+    if message.startswith("Usage:"):
+        # A group without a command: its help is the answer.
+        whisper(message)
+        return error.exit_code
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "quantwatch"
+    return answer(f"{' '.join(message.split())} (try: {path} --help)", error.exit_code, json=json)
+
+
+def answer(line: str, code: int, *, json: bool) -> int:
+    """Write the line to stderr (with --json the one document to stdout, too); return the code."""
+    whisper(line if code == INTERRUPTED else f"error: {line}")
+    if json:
+        from quantwatch.domain import RunStatus
+        from quantwatch.report.document import dumps, failure_document
+
+        status = RunStatus.CANCELLED if code == INTERRUPTED else RunStatus.FAILED
+        say(dumps(failure_document(status, line)))
+    return code

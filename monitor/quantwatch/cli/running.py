@@ -1,0 +1,73 @@
+"""One run from the command line: estimate, progress, result, exit code."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+from quantwatch.cli.output import Delivery
+from quantwatch.cli.progress import reporting
+from quantwatch.cli.session import Session, cache_dir, whisper
+from quantwatch.errors import ResourceError
+
+if TYPE_CHECKING:
+    from quantwatch.config.schema import CheckConfig
+    from quantwatch.domain import RunResult
+    from quantwatch.pipeline import Estimate, RunRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How a run is to be done, whatever it measures."""
+
+    delivery: Delivery
+    store: bool = True
+    sure: bool = False
+    baseline: Path | None = None
+
+
+def run(
+    session: Session, name: str, check: "CheckConfig", base_dir: Path, wishes: Wishes
+) -> NoReturn:
+    """Run a check, deliver its result, and exit with its code."""
+    from quantwatch.alerts.exit_codes import exit_code
+    from quantwatch.baselines.files import import_run
+    from quantwatch.pipeline import RunRequest
+
+    baseline = None if wishes.baseline is None else import_run(wishes.baseline)
+    request = RunRequest(name, check, base_dir, cache_dir(), baseline)
+    result = execute(session, request, store=wishes.store, sure=wishes.sure)
+    wishes.delivery.deliver(result)
+    raise typer.Exit(exit_code(result))
+
+
+def execute(session: Session, request: "RunRequest", *, store: bool, sure: bool) -> "RunResult":
+    """Say what the run will take, run it, and return its result."""
+    from quantwatch.pipeline import estimate, run_check
+
+    announce(estimate(request), sure=sure)
+    opened = session.writer() if store else nullcontext()
+    with opened as database, reporting() as progress:
+        return run_check(request, database=database, progress=progress)
+
+
+def announce(expected: "Estimate", *, sure: bool) -> None:
+    """Print the estimate. Raises ResourceError when memory won't suffice and nobody said --yes."""
+    need, free = expected.memory_bytes, expected.free_bytes
+    memory = "unknown memory" if need is None else f"{_gigabytes(need)} of memory"
+    tokens = "" if expected.num_tokens is None else f", {expected.num_tokens} tokens"
+    time = "" if expected.seconds is None else f", about {_duration(expected.seconds)}"
+    said = f"{memory} ({_gigabytes(free)} free){tokens}{time}"
+    whisper(f"estimate: {said}")
+    if need is not None and need > free and not sure:
+        raise ResourceError(f"the run needs {said}; free some memory or add --yes to try anyway")
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.1f} GB"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,14 @@
+"""What every section of quantwatch.toml shares."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+
+
+class Strict(BaseModel):
+    """A frozen section that refuses unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)

@@ -1,0 +1,53 @@
+"""Which database: QUANTWATCH_DATABASE_URL, else the configuration, else a SQLite file."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import platformdirs
+
+from quantwatch.config.schema import Config
+from quantwatch.errors import ConfigError
+
+VARIABLE = "QUANTWATCH_DATABASE_URL"
+_ALLOWED = ("sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg")
+_IN_MEMORY = ("", ":memory:")
+
+
+def database_url(
+    config: Config | None,
+    env: Mapping[str, str] = os.environ,
+    *,
+    base_dir: Path | None = None,
+) -> str:
+    """Return the SQLAlchemy URL of the database.
+
+    A relative SQLite path in the configuration starts at the configuration's folder (`base_dir`),
+    one in the environment variable at the current folder. Raises ConfigError on another scheme.
+    """
+    if env.get(VARIABLE):
+        return _checked(env[VARIABLE], VARIABLE, Path.cwd())
+    if config is not None and config.database.url is not None:
+        return _checked(config.database.url, "database.url", base_dir or Path.cwd())
+    return f"sqlite:///{platformdirs.user_data_path('quantwatch', appauthor=False)}/quantwatch.db"
+
+
+def _checked(url: str, key: str, base_dir: Path) -> str:
+    """Return the URL with an absolute path. The URL may hold a password: it is never printed."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme not in _ALLOWED:
+        shown = scheme if separator and re.fullmatch(r"[\w+.-]{1,32}", scheme) else "no scheme"
+        raise ConfigError(
+            f"{key}: {shown} is not allowed; allowed: {', '.join(_ALLOWED)}, "
+            "e.g. sqlite:///quantwatch.db or postgresql+psycopg://user@host/name"
+        )
+    return _absolute(scheme, rest, base_dir) if scheme.startswith("sqlite") else url
+
+
+def _absolute(scheme: str, rest: str, base_dir: Path) -> str:
+    path, mark, query = rest.removeprefix("/").partition("?")
+    if not rest.startswith("/") or path in _IN_MEMORY or path.startswith("file:"):
+        return f"{scheme}://{rest}"
+    resolved = (base_dir / Path(path).expanduser()).absolute()
+    return f"{scheme}:///{resolved}{mark}{query}"

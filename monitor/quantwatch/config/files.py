@@ -1,0 +1,55 @@
+"""Check that the files that a configuration names exist, before anything is loaded."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from quantwatch.config.problems import config_error, dotted
+from quantwatch.config.schema import CheckConfig, Config
+from quantwatch.config.variants import VariantConfig
+
+Location = tuple[int | str, ...]
+
+
+def validate_files(config: Config, base_dir: Path, origin: str = "quantwatch.toml") -> None:
+    """Raise ConfigError if a suite file or a local model does not exist.
+
+    Relative paths start at `base_dir`, the configuration's folder. What looks like a hub id
+    (`owner/name`) is not looked up: that needs the network.
+    """
+    problems = [
+        problem
+        for name, check in config.checks.items()
+        for problem in _missing_files(("checks", name), check, base_dir)
+    ]
+    if problems:
+        raise config_error(origin, problems)
+
+
+def looks_like_path(model: str) -> bool:
+    """Say whether a model is meant as a path: a hub id is `name` or `owner/name`, never more."""
+    return model.startswith((".", "/", "~")) or model.endswith(".gguf") or model.count("/") > 1
+
+
+def local_path(text: str, base_dir: Path) -> Path:
+    """Return a path as configured, `~` expanded, relative to the configuration's folder."""
+    return base_dir / Path(text).expanduser()
+
+
+def _missing_files(location: Location, check: CheckConfig, base_dir: Path) -> Iterator[str]:
+    for index, file in enumerate(check.suite.files):
+        path = local_path(file, base_dir)
+        if not path.is_file():
+            yield f"{dotted((*location, 'suite', 'files', index))}: {path} does not exist"
+    yield from _missing_model((*location, "reference"), check.reference, base_dir)
+    for index, candidate in enumerate(check.candidates):
+        yield from _missing_model((*location, "candidates", index), candidate, base_dir)
+
+
+def _missing_model(location: Location, variant: VariantConfig, base_dir: Path) -> Iterator[str]:
+    if variant.model is None:
+        return
+    path = local_path(variant.model, base_dir)
+    if looks_like_path(variant.model) and not path.exists():
+        yield f"{dotted((*location, 'model'))}: {path} does not exist"
+    elif path.is_dir() and variant.gguf_file and not (path / variant.gguf_file).is_file():
+        yield f"{dotted((*location, 'gguf_file'))}: {path / variant.gguf_file} does not exist"

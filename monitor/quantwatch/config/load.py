@@ -1,0 +1,106 @@
+"""Read quantwatch.toml. Every mistake in it becomes one ConfigError that names file and key."""
+
+import json
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from quantwatch.config.database import database_url
+from quantwatch.config.default_rules import DEFAULT_RULES, merge_rule
+from quantwatch.config.files import validate_files
+from quantwatch.config.problems import config_error, dotted, sentences
+from quantwatch.config.rules import RuleConfig
+from quantwatch.config.schema import CheckConfig, Config
+from quantwatch.errors import ConfigError
+
+__all__ = ["database_url", "find_config", "load_config", "parse", "validate_files"]
+
+FILE_NAME = "quantwatch.toml"
+VARIABLE = "QUANTWATCH_CONFIG"
+EXAMPLE = Path(__file__).with_name("example.toml")
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def load_config(path: Path) -> Config:
+    """Return the configuration in a file; raises ConfigError with up to ten mistakes at once."""
+    config = parse(Config, _toml(path), str(path))
+    if problems := [*_database_problems(config), *_rule_problems(config)]:
+        raise config_error(str(path), problems)
+    return config
+
+
+def parse(model: type[Model], data: Mapping[str, Any], origin: str) -> Model:
+    """Return a section built from plain data, types taken literally ("8" is no number).
+
+    Raises ConfigError; `origin` says where the data comes from, e.g. the file or the command.
+    """
+    text = json.dumps(data, default=str)
+    try:
+        return model.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        raise config_error(origin, sentences(error, model)) from None
+
+
+def find_config(start: Path, env: Mapping[str, str] = os.environ) -> Path | None:
+    """Return QUANTWATCH_CONFIG, else the nearest quantwatch.toml in `start` or above it, else None.
+
+    Raises ConfigError when the variable names a file that does not exist.
+    """
+    if named := env.get(VARIABLE):
+        if not Path(named).is_file():
+            raise ConfigError(f"{VARIABLE}: {named} does not exist or is not a file")
+        return Path(named)
+    folders = [start.absolute(), *start.absolute().parents]
+    return next((f / FILE_NAME for f in folders if (f / FILE_NAME).is_file()), None)
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ConfigError(
+            f"{path}: not UTF-8: byte 0x{content[error.start]:02x} in line {line}"
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+
+
+def _database_problems(config: Config) -> Iterator[str]:
+    try:
+        database_url(config, {})
+    except ConfigError as error:
+        yield str(error)
+
+
+def _rule_problems(config: Config) -> Iterator[str]:
+    """Yield what is wrong with rules: they can only be judged beside those that they change."""
+    for name, check in config.checks.items():
+        yield from _problems_of_check(("checks", name), check)
+
+
+def _problems_of_check(location: tuple[int | str, ...], check: CheckConfig) -> Iterator[str]:
+    known = {rule.name: rule for rule in DEFAULT_RULES}
+    yield from _merge(known, check, location)
+    for index, candidate in enumerate(check.candidates):
+        yield from _merge(dict(known), candidate, (*location, "candidates", index))
+
+
+def _merge(
+    known: dict[str, RuleConfig], section: Any, location: tuple[int | str, ...]
+) -> Iterator[str]:
+    """Merge a section's rules into the known ones; yield the problems."""
+    for index, written in enumerate(section.rules):
+        try:
+            known[written.name] = merge_rule(known, written)
+        except ConfigError as error:
+            yield f"{dotted((*location, 'rules', index))}: {error}"

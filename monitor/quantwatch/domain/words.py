@@ -1,0 +1,62 @@
+"""Words shared by all stages: scopes, verdicts, states. No torch, no SQL, no clock."""
+
+import re
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any, NewType
+
+Json = Mapping[str, Any]
+Scope = NewType("Scope", str)
+"""Canonical name of a measured place, the same on every architecture: ``embedding``, ``layers.12``,
+``layers.12.attention``, ``layers.12.mlp``, ``layers.12.mlp.down_proj``, ``final_norm``, ``head``,
+``model``."""
+
+MODEL = Scope("model")
+EMBEDDING = Scope("embedding")
+FINAL_NORM = Scope("final_norm")
+HEAD = Scope("head")
+
+
+def layer_index(scope: str) -> int | None:
+    """Return the number of the decoder layer a scope belongs to, None outside the layers."""
+    found = re.match(r"layers\.(\d+)(\.|$)", scope)
+    return int(found.group(1)) if found else None
+
+
+def is_layer(scope: str) -> bool:
+    """Say whether a scope is a whole decoder layer (``layers.12``)."""
+    return re.fullmatch(r"layers\.\d+", scope) is not None
+
+
+class Verdict(StrEnum):
+    """What a succeeded run says. Ordered by `severity_order`, worst first."""
+
+    REGRESSION = "regression"
+    INCONCLUSIVE = "inconclusive"
+    WARN = "warn"
+    IMPROVEMENT = "improvement"
+    PASS = "pass"
+
+    @classmethod
+    def worst(cls, verdicts: Sequence["Verdict"]) -> "Verdict":
+        """Return the worst of several verdicts; raises ValueError on none."""
+        return min(verdicts, key=list(cls).index)
+
+
+class RunStatus(StrEnum):
+    """Execution status: the monitor's own trouble never looks like a regression."""
+
+    QUEUED = "queued"
+    PREPARING = "preparing"
+    MEASURING = "measuring"
+    FINALIZING = "finalizing"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Severity(StrEnum):
+    """`warning` turns the verdict to warn, `critical` to regression."""
+
+    WARNING = "warning"
+    CRITICAL = "critical"

@@ -1,0 +1,67 @@
+"""How much memory a variant's weights will take, from headers alone."""
+
+from math import prod
+from pathlib import Path
+
+import torch
+
+from quantwatch.config.schema import VariantConfig
+from quantwatch.models.checkpoint import read_config, tensor_shapes, weight_files
+from quantwatch.models.gguf_header import read_gguf_header
+from quantwatch.models.hub import cached_folder
+from quantwatch.models.quiet import explained
+from quantwatch.models.sources import resolve_source
+
+_ITEM_BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "BOOL": 8}
+_ITEM_BITS |= {"F16": 16, "BF16": 16, "I16": 16, "U16": 16, "I8": 8, "U8": 8}
+_CAST = frozenset({"F64", "F32", "F16", "BF16"})
+
+
+def estimate_bytes(config: VariantConfig, base_dir: Path) -> int | None:
+    """Return the bytes of the weights once loaded in the variant's dtype, at their largest.
+
+    A recipe quantizes after loading, so it doesn't lower the figure. None when nothing can be said
+    without loading or downloading: factories, and repositories that aren't in the hub's cache.
+
+    Raises:
+        ModelError: the model doesn't exist or its headers are corrupt.
+    """
+    source = resolve_source(config, base_dir)
+    width = torch.finfo(getattr(torch, config.dtype)).bits // 8
+    if source.kind == "gguf":
+        return read_gguf_header(source.path).num_weights * width
+    folder = source.path if source.kind == "folder" else None
+    if source.kind == "hub" and source.gguf_file is None:
+        folder = cached_folder(source.location, config.revision)
+    return None if folder is None else _folder_bytes(folder, width)
+
+
+def _folder_bytes(folder: Path, width: int) -> int:
+    total = sum(_file_bytes(path, width) for path in weight_files(folder))
+    method = (read_config(folder).get("quantization_config") or {}).get("quant_method")
+    # compressed-tensors weights are unpacked beside their scales before the first forward pass.
+    return total + _unpacked_bytes(folder, width) if method == "compressed-tensors" else total
+
+
+def _file_bytes(path: Path, width: int) -> int:
+    if path.suffix == ".safetensors":
+        return sum(
+            prod(shape) * (8 * width if dtype in _CAST else _ITEM_BITS.get(dtype, 8)) // 8
+            for dtype, shape in tensor_shapes(path).values()
+        )
+    with explained(f"{path} is truncated or corrupt"):
+        tensors = torch.load(path, map_location="meta", mmap=True, weights_only=True).values()
+    return sum(t.numel() * (width if t.is_floating_point() else t.itemsize) for t in tensors)
+
+
+def _unpacked_bytes(folder: Path, width: int) -> int:
+    """Bytes of the weights that unpacking adds: 32 ÷ bits per packed int32, or one per int8."""
+    groups = read_config(folder)["quantization_config"].get("config_groups", {}).values()
+    bits = [(group.get("weights") or {}).get("num_bits", 8) for group in groups]
+    packed = [
+        prod(shape) * _ITEM_BITS[dtype]
+        for path in weight_files(folder)
+        for name, (dtype, shape) in tensor_shapes(path).items()
+        if dtype in ("I8", "I32") and name.endswith((".weight", ".weight_packed"))
+    ]
+    return sum(packed) // min(bits, default=8) * width

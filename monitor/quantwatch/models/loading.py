@@ -1,0 +1,162 @@
+"""From a variant's configuration to a model that is ready to be measured."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quantwatch.config.recipes import recipe_config
+from quantwatch.config.schema import FaultConfig, RecipeConfig, VariantConfig
+from quantwatch.domain import EMBEDDING, HEAD, Fingerprint, Json, Variant
+from quantwatch.models import fingerprints
+from quantwatch.models.anatomy import Anatomy, resolve
+from quantwatch.models.faults import plant
+from quantwatch.models.loaded import LoadedModel
+from quantwatch.models.opening import Opened, check_device, open_module, open_source
+from quantwatch.models.quantized import count_weights, settle, stored_bytes
+from quantwatch.models.quiet import quiet
+from quantwatch.models.recipes import apply_recipe
+from quantwatch.models.shapes import context_length, real_ids, text_settings
+from quantwatch.models.sources import resolve_source
+from quantwatch.models.tokenizers import tokenizer_sha
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """What the configuration does to a model after it is loaded."""
+
+    recipe: RecipeConfig | None = None
+    execution: str = "dequantized"
+    faults: tuple[FaultConfig, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """How a model is computed, and what its weights take."""
+
+    execution: str
+    size_bytes: int
+    bits_per_weight: float
+    skipped: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def load_variant(
+    name: str, config: VariantConfig, *, base_dir: Path, cache_dir: Path
+) -> LoadedModel:
+    """Load, quantize and, if so declared, break a model; relative paths start at `base_dir`.
+
+    Raises:
+        ModelError: one line naming the thing that is missing, corrupt, incomplete or impossible.
+        ResourceError: memory or disk ran out.
+    """
+    check_device(config.device)
+    source = resolve_source(config, base_dir)
+    recipe = None if config.recipe is None else recipe_config(config.recipe)
+    with quiet():
+        opened = open_source(source, config, base_dir=base_dir, cache_dir=cache_dir)
+        described = config.model_dump(
+            mode="json", include=set(VariantConfig.model_fields), exclude_none=True
+        )
+        if recipe is None:
+            del described["execution"]
+        described |= {"kind": source.kind, "resolved": opened.resolved}
+        changes = _Changes(recipe, config.execution, config.faults)
+        return _finish(name, opened, changes, described)
+
+
+def from_module(name: str, module: nn.Module, tokenizer: Any | None = None) -> LoadedModel:
+    """Take a module that exists already, as it is; it is put into eval mode, without a KV cache.
+
+    Raises:
+        ModelError: no embedding, layers or head can be found in it.
+    """
+    kind = type(module)
+    resolved = f"{kind.__module__}.{kind.__qualname__}"
+    with quiet():
+        opened = open_module(module, tokenizer, resolved)
+        return _finish(name, opened, _Changes(), {"kind": "module", "resolved": resolved})
+
+
+def _finish(name: str, opened: Opened, changes: _Changes, source: Json) -> LoadedModel:
+    module = opened.module
+    _prepare(module)
+    anatomy = resolve(module)
+    dtype = opened.dtype or _computing_dtype(module, anatomy)
+    figures = _change(opened, changes, anatomy, dtype)
+    ids, notes = real_ids(module, anatomy, opened.tokenizer)
+    variant = Variant(
+        name=name,
+        fingerprint=_fingerprint(opened, changes, dtype, figures.execution),
+        execution=figures.execution,
+        size_bytes=figures.size_bytes,
+        bits_per_weight=figures.bits_per_weight,
+        source=source,
+        notes=(*opened.notes, *figures.notes, *notes),
+        skipped=figures.skipped,
+    )
+    return LoadedModel(
+        module, opened.tokenizer, variant, anatomy, ids, context_length(module), dtype
+    )
+
+
+def _prepare(module: nn.Module) -> None:
+    module.eval().requires_grad_(False)
+    for settings in (getattr(module, "config", None), text_settings(module)):
+        if hasattr(settings, "use_cache"):
+            setattr(settings, "use_cache", False)  # noqa: B010
+
+
+def _computing_dtype(module: nn.Module, anatomy: Anatomy) -> torch.dtype:
+    places = (anatomy.taps[HEAD], anatomy.taps[EMBEDDING], "")
+    found = (p.dtype for path in places for p in module.get_submodule(path).parameters())
+    return next((dtype for dtype in found if dtype.is_floating_point), torch.float32)
+
+
+def _change(opened: Opened, changes: _Changes, anatomy: Anatomy, dtype: torch.dtype) -> _Figures:
+    """Quantize, then plant faults.
+
+    A fault after quantization scales the dequantized weight exactly and leaves a NaN alone. Packed
+    weights can't be changed afterwards: there a scale goes in before.
+    """
+    module, faults = opened.module, changes.faults
+    packed = changes.recipe is not None and changes.execution != "dequantized"
+    early = tuple(f for f in faults if f.scale is not None) if packed else ()
+    notes = plant(module, anatomy, early)
+    if changes.recipe is None:
+        figures = _as_stored(opened, dtype)
+    else:
+        report = apply_recipe(module, changes.recipe, changes.execution, anatomy)
+        figures = _Figures(
+            changes.execution, report.size_bytes, report.bits_per_weight, tuple(report.skipped)
+        )
+    notes += plant(module, anatomy, tuple(f for f in faults if f not in early))
+    return replace(figures, notes=(*figures.notes, *notes))
+
+
+def _as_stored(opened: Opened, dtype: torch.dtype) -> _Figures:
+    """Describe a model without a recipe; in float32 a GGUF file is its quantized values."""
+    header = opened.gguf
+    if header is not None and header.is_quantized and dtype == torch.float32:
+        return _Figures("dequantized", header.num_bytes, header.bits_per_weight)
+    size = stored_bytes(opened.module)
+    bits = 8 * size / max(count_weights(opened.module), 1)
+    if opened.method is None:
+        return _Figures(str(dtype).removeprefix("torch."), size, bits)
+    return _Figures(opened.method, size, bits, notes=settle(opened.module, opened.method))
+
+
+def _fingerprint(
+    opened: Opened, changes: _Changes, dtype: torch.dtype, execution: str
+) -> Fingerprint:
+    device = str(next(opened.module.parameters()).device)
+    return Fingerprint(
+        weights_sha=opened.weights_sha,
+        config_sha=opened.config_sha,
+        tokenizer_sha=tokenizer_sha(opened.tokenizer),
+        recipe_sha=fingerprints.recipe_sha(changes.recipe),
+        serve_sha=fingerprints.serve_sha(opened.module, dtype, device, execution),
+        fault_sha=fingerprints.fault_sha(changes.faults),
+    )

@@ -1,0 +1,100 @@
+"""Load a folder or hub repository through transformers, refusing what it would paper over."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quantwatch.config.schema import VariantConfig
+from quantwatch.errors import ModelError
+from quantwatch.models import hub
+from quantwatch.models.checkpoint import check_folder, read_config
+from quantwatch.models.quantized import check_quantizer, quantization_of
+from quantwatch.models.quiet import explained, shorten
+
+
+@dataclass(frozen=True, slots=True)
+class Pretrained:
+    """A module loaded by transformers, and where its files are."""
+
+    module: nn.Module
+    folder: Path
+    method: str | None
+    """Quantization method of the checkpoint, None for float checkpoints."""
+    commit: str | None
+    notes: tuple[str, ...]
+
+
+def load_folder(folder: Path, config: VariantConfig) -> Pretrained:
+    """Load a local model folder; raises ModelError naming the file or weights that are wrong."""
+    check_folder(folder)
+    return _load(str(folder), folder, None, config)
+
+
+def load_hub(repository: str, config: VariantConfig) -> Pretrained:
+    """Load a hub repository at the commit that `revision` means now.
+
+    Raises:
+        ModelError: it can't be had from the hub, or as for a folder.
+    """
+    folder = hub.snapshot(repository, config.revision)
+    read_config(folder)
+    return _load(repository, folder, folder.name, config)
+
+
+def _load(location: str, folder: Path, commit: str | None, config: VariantConfig) -> Pretrained:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    common: dict[str, Any] = {"revision": commit, "trust_remote_code": config.allow_code}
+    with explained(location):
+        settings = AutoConfig.from_pretrained(location, **common)
+    method = quantization_of(settings)
+    if method is not None:
+        check_quantizer(location, method)
+        refuse_recipe(location, method, config)
+    with explained(f"{location}: transformers can't load it"):
+        module, info = AutoModelForCausalLM.from_pretrained(
+            location,
+            dtype=getattr(torch, config.dtype),
+            device_map={"": config.device},
+            attn_implementation=config.attention,
+            # Mismatches are refused below, with names and shapes.
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **common,
+        )
+    return Pretrained(module, folder, method, commit, refuse_incomplete(location, info))
+
+
+def refuse_recipe(location: str, method: str, config: VariantConfig) -> None:
+    """Refuse a recipe for a model that is quantized already; raises ModelError."""
+    if config.recipe is not None:
+        raise ModelError(
+            f"{location} is already quantized with {method}: a recipe can't be applied on top"
+        )
+
+
+def refuse_incomplete(location: str, info: dict[str, Any]) -> tuple[str, ...]:
+    """Refuse weights that transformers would initialise at random; note those it leaves unused.
+
+    Raises:
+        ModelError: naming the weights that are missing or have another shape.
+    """
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"{location}: the checkpoint lacks {len(missing)} weights, which would be random: "
+            f"{shorten(missing)}"
+        )
+    mismatched = [
+        f"{name} is {tuple(found)} in the file and {tuple(wanted)} by the configuration"
+        for name, found, wanted in sorted(info["mismatched_keys"])
+    ]
+    if mismatched:
+        raise ModelError(f"{location}: weights of another shape: {shorten(mismatched)}")
+    unused = sorted(info["unexpected_keys"])
+    if not unused:
+        return ()
+    return (f"{len(unused)} weights of the checkpoint are not used: {shorten(unused)}",)

@@ -1,0 +1,82 @@
+"""What a run will take, told before it starts: figures labelled as estimates, from headers only."""
+
+import time
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from quantwatch.config.schema import VariantConfig
+from quantwatch.models.estimate import estimate_bytes
+from quantwatch.models.text import load_text_side
+from quantwatch.pipeline.request import RunRequest
+from quantwatch.prompts.loading import load_suite
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_WORKING_BYTES = 400 << 20
+"""Memory promised above the loaded models (docs/performance.md)."""
+_OVERHEAD = 1.6
+"""What a check with default settings costs beside bare forward passes (docs/performance.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Estimated, not measured. None where nothing can be said without loading or downloading."""
+
+    memory_bytes: int | None
+    free_bytes: int
+    num_tokens: int | None
+    seconds: float | None
+
+
+def estimate(request: RunRequest) -> Estimate:
+    """Return what a run will take. Reads headers and the tokenizer, never the weights.
+
+    Raises UserError when the check names something that is missing or corrupt.
+    """
+    configs = (request.check.reference, *request.check.candidates)
+    sizes = [estimate_bytes(config, request.base_dir) for config in configs]
+    known = [size for size in sizes if size is not None]
+    memory = sum(known) + _WORKING_BYTES if len(known) == len(sizes) else None
+    tokens = _count_tokens(request)
+    seconds = None
+    if tokens is not None and len(known) == len(sizes):
+        weights = sum(s // _width(c) for c, s in zip(configs, known, strict=True))
+        seconds = _OVERHEAD * 2 * weights * tokens / _flops_per_second(request.check.threads)
+    return Estimate(memory, psutil.virtual_memory().available, tokens, seconds)
+
+
+def _width(config: VariantConfig) -> int:
+    return _BYTES[config.dtype]
+
+
+def _count_tokens(request: RunRequest) -> int | None:
+    """Tokenize the suite with the reference's tokenizer, if that can be had without the weights."""
+    known = load_text_side(
+        request.check.reference, base_dir=request.base_dir, cache_dir=request.cache_dir
+    )
+    if known is None:
+        return None
+    suite = load_suite(
+        request.suite,
+        known.tokenizer,
+        base_dir=request.base_dir,
+        max_positions=known.max_positions,
+        allow_beyond_context=request.check.allow_beyond_context,
+    )
+    return suite.num_tokens
+
+
+def _flops_per_second(threads: int | None) -> float:
+    """Time one matrix product of a small model's shape; 2·n³ operations."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        a, b = torch.ones(256, 768), torch.ones(768, 768)
+        a @ b
+        start = time.perf_counter()
+        for _ in range(8):
+            a @ b
+        return 8 * 2 * 256 * 768 * 768 / (time.perf_counter() - start)
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,119 @@
+"""prompts → models → capture → metrics: everything of a run that needs the models in memory."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+
+import torch
+
+from quantwatch.capture.report import CaptureReport
+from quantwatch.capture.side_by_side import capture_suite
+from quantwatch.config.schema import VariantConfig
+from quantwatch.domain import Block, Progress, Suite
+from quantwatch.errors import UserError
+from quantwatch.metrics.aggregate import Aggregator
+from quantwatch.models.compatibility import check_compatible
+from quantwatch.models.loaded import LoadedModel
+from quantwatch.models.loading import load_variant
+from quantwatch.pipeline.request import RunRequest
+from quantwatch.prompts.loading import load_suite
+
+REFERENCE = "reference"
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The models of a run. A candidate that could not be loaded has a reason instead."""
+
+    reference: LoadedModel
+    candidates: Mapping[str, LoadedModel]
+    failures: Mapping[str, str]
+    notes: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a capture left behind, before anything is judged. Valid while the sinks are open."""
+
+    suite: Suite
+    models: Models
+    report: CaptureReport
+    sink: Aggregator
+    floor: Mapping[tuple[str, str], float]
+    timings_s: dict[str, float] = field(default_factory=dict)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield all candidates' blocks, one at a time."""
+        return chain.from_iterable(self.sink.blocks(name) for name in self.models.candidates)
+
+
+@contextmanager
+def measure_check(request: RunRequest, progress: Progress) -> Iterator[Measured]:
+    """Load the models of a check and capture its suite; the spool lives as long as the context."""
+    timings: dict[str, float] = {}
+    started = time.perf_counter()
+    reference = _load(request, REFERENCE, request.check.reference)
+    suite = load_suite(
+        request.suite,
+        reference.tokenizer,
+        base_dir=request.base_dir,
+        max_positions=reference.max_positions,
+        allow_beyond_context=request.check.allow_beyond_context,
+        num_tokens=reference.num_tokens,
+    )
+    models = _load_candidates(request, reference)
+    timings["load"] = time.perf_counter() - started
+    with measure_models(request, models, suite, progress) as measured:
+        measured.timings_s.update(timings | measured.report.timings_s)
+        yield measured
+
+
+@contextmanager
+def measure_models(
+    request: RunRequest, models: Models, suite: Suite, progress: Progress
+) -> Iterator[Measured]:
+    """Capture a suite on models that are loaded already."""
+    spool = request.cache_dir / "spool"
+    with (
+        _threads(request.check.threads),
+        Aggregator(suite, spool) as sink,
+        Aggregator(suite, spool) as floor,
+    ):
+        report = capture_suite(
+            models.reference, models.candidates, suite, request.plan, sink, floor, progress
+        )
+        yield Measured(suite, models, report, sink, floor.floor(REFERENCE))
+
+
+def _load(request: RunRequest, name: str, config: VariantConfig) -> LoadedModel:
+    return load_variant(name, config, base_dir=request.base_dir, cache_dir=request.cache_dir)
+
+
+def _load_candidates(request: RunRequest, reference: LoadedModel) -> Models:
+    """Load what can be loaded. Raises the first UserError when no candidate is left."""
+    loaded: dict[str, LoadedModel] = {}
+    failures: dict[str, UserError] = {}
+    notes: dict[str, tuple[str, ...]] = {}
+    for config in request.check.candidates:
+        try:
+            model = _load(request, config.name, config)
+            notes[config.name] = check_compatible(reference, model)
+            loaded[config.name] = model
+        except UserError as error:
+            failures[config.name] = error
+    if not loaded:
+        raise next(iter(failures.values()))
+    return Models(reference, loaded, {n: str(e) for n, e in failures.items()}, notes)
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Pin torch's CPU threads for one capture."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

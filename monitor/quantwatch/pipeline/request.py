@@ -1,0 +1,35 @@
+"""What a run is asked to do."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantwatch.capture.plan import CapturePlan
+from quantwatch.config.schema import CheckConfig, SuiteConfig
+from quantwatch.domain import RunResult
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """One evaluation of a check. Relative paths in the check are relative to `base_dir`."""
+
+    name: str
+    check: CheckConfig
+    base_dir: Path
+    cache_dir: Path
+    baseline: RunResult | None = None
+    """Compare with this run instead of the pinned one (a CI runner has no database)."""
+
+    @property
+    def suite(self) -> SuiteConfig:
+        """The suite as a table; a shipped suite's name has become one on validation."""
+        suite = self.check.suite
+        return SuiteConfig(name=suite) if isinstance(suite, str) else suite
+
+    @property
+    def plan(self) -> CapturePlan:
+        """What capture is to measure."""
+        return CapturePlan(
+            lens_positions=self.check.lens_positions,
+            isolated_fraction=self.check.isolated_fraction,
+            batch_tokens=self.check.batch_tokens,
+        )

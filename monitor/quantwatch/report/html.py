@@ -1,0 +1,182 @@
+"""One self-contained HTML file: offline, verdict and culprit on the first screen, < 500 kB."""
+
+from html import escape
+from itertools import chain
+
+from quantwatch.domain import Alert, CandidateResult, RunResult, Verdict, layer_index
+from quantwatch.report import words
+from quantwatch.report.figures import Figures
+from quantwatch.report.numbers import printable
+from quantwatch.report.repeat import repeat_command
+from quantwatch.report.style import CSS
+from quantwatch.report.svg import LogAxis, bars, interval
+
+_DETAILED, _LAYER_ROWS, _ALERT_ROWS = 8, 20, 100
+"""Candidates drawn in full, rows of a layer table and of the alert table: keeps the file small."""
+_LONGEST = 1000
+
+
+def render(result: RunResult) -> str:
+    """Return the page."""
+    figures = {candidate.name: Figures(candidate) for candidate in result.candidates}
+    outcome = words.outcome(result)
+    body = "".join(
+        [
+            f'<header class="{outcome}"><h1>{outcome.upper()} – {_text(result.check)}</h1>',
+            f"<p>{_text(words.headline(result))}</p>{_culprit(result)}</header>",
+            _facts(result),
+            _candidates(result, figures),
+            _alerts(result, figures),
+            *_details(result, figures),
+            _footer(result),
+        ]
+    )
+    title = f"{outcome} – {_text(result.check)}"
+    head = f'<meta charset="utf-8"><title>{title}</title><style>{CSS}</style>'
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+
+
+def _text(text: str) -> str:
+    """Escape text for HTML and cut it when somebody's error message is a book."""
+    shown = printable(text)
+    return escape(shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]} …")
+
+
+def _culprit(result: RunResult) -> str:
+    worst = words.worst_candidate(result)
+    return f"<p>{_text(words.explanation(worst))}</p>" if worst is not None else ""
+
+
+def _facts(result: RunResult) -> str:
+    models = [
+        (candidate.name, words.model_words(candidate.variant))
+        for candidate in result.candidates[:_DETAILED]
+    ]
+    tokens = f"{result.suite_name}: {result.num_tokens} tokens in {result.num_prompts} prompts"
+    facts = [
+        ("reference", words.model_words(result.reference)),
+        *models,
+        ("suite", tokens),
+        ("baseline", words.baseline_words(result)),
+        ("run", f"{result.run_id}, {result.started_at.isoformat(timespec='seconds')}"),
+    ]
+    rows = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts)
+    return f"<dl>{rows}</dl>"
+
+
+def _candidates(result: RunResult, figures: dict[str, Figures]) -> str:
+    values = [figures[c.name].number("logit_kl").value or 0.0 for c in result.candidates]
+    bounds = [figures[c.name].interval("logit_kl") or () for c in result.candidates]
+    axis = LogAxis.over([*values, *chain.from_iterable(bounds)])
+    rows = "".join(_row(result, figures[c.name], axis) for c in result.candidates)
+    names = ("candidate", "verdict", "why", "KL mean", "95 % interval", "KL p99", "top-1")
+    return _table((*names, "ppl ratio", "bits/weight", "culprit"), rows) if rows else ""
+
+
+def _row(result: RunResult, figures: Figures, axis: LogAxis) -> str:
+    candidate, kl = figures.candidate, figures.number("logit_kl")
+    limits = [
+        alert.threshold
+        for alert in result.alerts
+        if (alert.candidate, alert.metric, alert.scope) == (candidate.name, "logit_kl", "model")
+    ]
+    drawing = interval(kl, figures.interval("logit_kl"), min(limits, default=None), axis)
+    verdict = str(candidate.verdict or "failed")
+    bits = f"{candidate.variant.bits_per_weight:.2f}" if candidate.variant else "–"
+    cells = [
+        f"<b>{_text(candidate.name)}</b>",
+        f'<span class="badge {verdict}">{verdict}</span>',
+        _text(words.explanation(candidate)),
+        kl.text(),
+        drawing,
+        figures.number("logit_kl", name="p99").text(),
+        figures.number("top1_agreement").text(4),
+        figures.perplexities[2].text(6),
+        bits,
+        _text(words.culprit(candidate)),
+    ]
+    return _cells(cells)
+
+
+def _alerts(result: RunResult, figures: dict[str, Figures]) -> str:
+    if not result.alerts:
+        return "<h2>Alerts</h2><p>No rule is breached.</p>"
+    rows = [
+        _alert(alert, figures.get(alert.candidate))
+        for alert in words.worst_first(result.alerts)[:_ALERT_ROWS]
+    ]
+    hidden = len(result.alerts) - len(rows)
+    more = f"<p>… and {hidden} more alerts</p>" if hidden else ""
+    table = _table(("severity", "candidate", "rule", "what", "value and limit"), "".join(rows))
+    return f"<h2>Alerts ({len(result.alerts)})</h2>{table}{more}"
+
+
+def _alert(alert: Alert, figures: Figures | None) -> str:
+    number = words.alert_value(alert)
+    bounds = words.alert_interval(alert, figures)
+    axis = LogAxis.over([number.value or 0.0, alert.threshold, *(bounds or ())])
+    cells = [
+        f'<span class="badge {alert.severity}">{alert.severity}</span>',
+        _text(alert.candidate),
+        _text(alert.rule),
+        _text(words.alert_words(alert, figures)),
+        interval(number, bounds, alert.threshold, axis),
+    ]
+    return _cells(cells)
+
+
+def _details(result: RunResult, figures: dict[str, Figures]) -> list[str]:
+    order = list(Verdict)
+    measured = [c for c in result.candidates if c.measurements]
+    measured.sort(key=lambda c: order.index(c.verdict or Verdict.PASS))
+    sections = [_section(c, figures[c.name]) for c in measured[:_DETAILED]]
+    hidden = len(measured) - len(sections)
+    return [*sections, f"<p>… and {hidden} more candidates without drawings</p>" if hidden else ""]
+
+
+def _section(candidate: CandidateResult, figures: Figures) -> str:
+    """Draw whose fault it is first (isolated error), then what it does (per-layer KL)."""
+    scope = candidate.culprit.scope if candidate.culprit else None
+    index = layer_index(scope) if scope is not None else None
+    marked = frozenset() if index is None else frozenset({f"layers.{index}"})
+    drawings = "".join(
+        bars(
+            [figures.number(metric, layer) for layer in figures.layers],
+            figures.layers,
+            marked,
+            title,
+        )
+        for metric, title in (
+            ("isolated_error", "Isolated error per layer (whose fault it is)"),
+            ("lens_kl", "Per-layer KL through the lens, nats (how bad it is there)"),
+        )
+    )
+    return f"<h2>{_text(candidate.name)}</h2>{drawings}{_layers(figures)}"
+
+
+def _layers(figures: Figures) -> str:
+    layers = figures.worst("isolated_error", figures.layers, _LAYER_ROWS) or list(figures.layers)
+    metrics = ("isolated_error", "lens_kl", "rel_error", "sqnr_db", "cosine", "feature_kl")
+    shown = layers[:_LAYER_ROWS]
+    rows = "".join(
+        _cells([layer, *(figures.number(metric, layer).text() for metric in metrics)])
+        for layer in shown
+    )
+    summary = f"<summary>Worst {len(shown)} of {len(figures.layers)} layers</summary>"
+    return f"<details>{summary}{_table(('layer', *metrics), rows)}</details>"
+
+
+def _footer(result: RunResult) -> str:
+    command = repeat_command(result)
+    again = f"<p>Repeat: <code>{escape(command)}</code></p>" if command else ""
+    every = f"<code>quantwatch report {_text(result.run_id)} --format json</code>"
+    return f"<footer>{again}<p>All figures: {every}</p></footer>"
+
+
+def _cells(cells: list[str]) -> str:
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _table(names: tuple[str, ...], rows: str) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"

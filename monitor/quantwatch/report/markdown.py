@@ -1,0 +1,113 @@
+"""Markdown for a pull request or a chat: verdict first, below 60 lines whatever the model."""
+
+import re
+
+from quantwatch.domain import CandidateResult, RunResult
+from quantwatch.report import words
+from quantwatch.report.figures import Figures
+from quantwatch.report.numbers import printable
+from quantwatch.report.repeat import repeat_command
+
+_CANDIDATES, _LAYERS, _ALERTS = 10, 5, 8
+_ESCAPED = re.compile(r"([\\`*_{}\[\]<>#|~&])")
+
+
+def render(result: RunResult) -> str:
+    """Return the report; long lists are cut and say by how much."""
+    figures = {candidate.name: Figures(candidate) for candidate in result.candidates}
+    lines = [
+        f"# {words.outcome(result).upper()} – {escape(result.check)}",
+        "",
+        escape(words.headline(result)),
+        "",
+        *_facts(result),
+        "",
+        *_candidates(result, figures),
+        *_worst_layers(result, figures),
+        *_alerts(result, figures),
+        *_repeat(result),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def escape(text: str) -> str:
+    """Return text as one line of Markdown in which nothing is markup."""
+    return _ESCAPED.sub(r"\\\1", " ".join(printable(text).split()))
+
+
+def _facts(result: RunResult) -> list[str]:
+    tokens = f"{result.num_tokens} tokens in {result.num_prompts} prompts"
+    return [
+        f"- reference: {escape(words.model_words(result.reference))}",
+        f"- suite: {escape(result.suite_name)}, {tokens}",
+        f"- baseline: {escape(words.baseline_words(result))}",
+        f"- run: {escape(result.run_id)}, {result.started_at.isoformat(timespec='seconds')}",
+    ]
+
+
+def _candidates(result: RunResult, figures: dict[str, Figures]) -> list[str]:
+    head = "| candidate | verdict | KL mean ± se | KL p99 | top-1 | ppl ratio | culprit |"
+    shown = result.candidates[:_CANDIDATES]
+    rows = [_row(candidate, figures[candidate.name]) for candidate in shown]
+    said = [f"- **{escape(c.name)}**: {escape(words.explanation(c))}" for c in shown]
+    hidden = _cut(len(result.candidates), _CANDIDATES, "candidates")
+    return [head, "|---|---|---|---|---|---|---|", *rows, *hidden, "", *said, ""] if shown else []
+
+
+def _row(candidate: CandidateResult, figures: Figures) -> str:
+    kl, se, p99 = (figures.number("logit_kl", name=name) for name in ("mean", "se", "p99"))
+    cells = [
+        escape(candidate.name),
+        str(candidate.verdict or "failed"),
+        f"{kl.text()} ± {se.text(2)}",
+        p99.text(),
+        figures.number("top1_agreement").text(4),
+        figures.perplexities[2].text(6),
+        escape(words.culprit(candidate)),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _worst_layers(result: RunResult, figures: dict[str, Figures]) -> list[str]:
+    """Show the layers of the worst candidate only, ranked by isolated error (whose fault it is)."""
+    worst = words.worst_candidate(result)
+    if worst is None or worst.bit_equal:
+        return []
+    chosen = figures[worst.name]
+    layers = chosen.worst("isolated_error", chosen.layers, _LAYERS)
+    if not layers:
+        return []
+    numbers = ("isolated_error", "lens_kl", "rel_error")
+    rows = [
+        f"| {layer} | {' | '.join(chosen.number(name, layer).text() for name in numbers)} |"
+        for layer in layers
+    ]
+    title = f"Worst {len(layers)} of {len(chosen.layers)} layers of **{escape(worst.name)}**:"
+    head = ["| layer | isolated error | lens KL | relative error |", "|---|---|---|---|"]
+    return [title, "", *head, *rows, ""]
+
+
+def _alerts(result: RunResult, figures: dict[str, Figures]) -> list[str]:
+    lines = [
+        f"- {alert.severity} **{escape(alert.candidate)}**, rule {escape(alert.rule)}: "
+        f"{escape(words.alert_words(alert, figures.get(alert.candidate)))}"
+        for alert in words.worst_first(result.alerts)[:_ALERTS]
+    ]
+    hidden = _cut(len(result.alerts), _ALERTS, "alerts")
+    return [f"{len(result.alerts)} alerts:", "", *lines, *hidden, ""] if lines else []
+
+
+def _repeat(result: RunResult) -> list[str]:
+    command = " ".join(printable(repeat_command(result) or "").split())
+    fence = "`" * (longest_ticks(command) + 1)
+    again = [f"Repeat: {fence} {command} {fence}"] if command else []
+    return [*again, f"All figures: `quantwatch report {result.run_id} --format json`"]
+
+
+def longest_ticks(text: str) -> int:
+    """Return the length of the longest run of backticks: a code span needs one more."""
+    return max((len(run) for run in re.findall("`+", text)), default=0)
+
+
+def _cut(total: int, shown: int, things: str) -> list[str]:
+    return [f"… and {total - shown} more {things}"] if total > shown else []

@@ -1,0 +1,73 @@
+"""Numbers as reports show them: a value, or the reason why there is none; and harmless text."""
+
+import math
+import re
+from typing import NamedTuple
+
+from quantwatch.domain import Measurement
+
+_SIGNS = {"nan": "NaN", "posinf": "+∞", "neginf": "−∞", "missing": "–"}
+# XML 1.0 allows no other control characters, no surrogates, not U+FFFE and U+FFFF.
+_UNPRINTABLE = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+Z95 = 1.96
+"""Half width of a 95 % interval in standard errors."""
+
+
+class Number(NamedTuple):
+    """A finite value, or None with its kind: nan, posinf, neginf, or missing (not measured)."""
+
+    value: float | None
+    kind: str = "finite"
+
+    @classmethod
+    def of(cls, value: float | None) -> "Number":
+        """Classify a plain float; None is missing."""
+        if value is None:
+            return MISSING
+        if math.isfinite(value):
+            return cls(value)
+        return cls(None, "nan" if math.isnan(value) else "posinf" if value > 0 else "neginf")
+
+    def exp(self) -> "Number":
+        """Return e to this power, +∞ beyond the range of float64."""
+        if self.value is None:
+            return Number(0.0) if self.kind == "neginf" else self
+        try:
+            return Number(math.exp(self.value))
+        except OverflowError:
+            return Number(None, "posinf")
+
+    def text(self, digits: int = 3) -> str:
+        """Return the number for people: significant digits, or NaN, +∞, −∞, – (not measured)."""
+        if self.value is None:
+            return _SIGNS[self.kind]
+        return f"{self.value:.{digits}g}"
+
+
+MISSING = Number(None, "missing")
+
+
+def statistic(row: Measurement | None, name: str = "mean") -> Number:
+    """Return one statistic; when no finite value is left, the kind says what was there."""
+    if row is None:
+        return MISSING
+    value: float | None = getattr(row, name)
+    if value is not None:
+        return Number.of(value)
+    if row.mean is not None:
+        return MISSING
+    return Number(None, _kind(row))
+
+
+def _kind(row: Measurement) -> str:
+    """Name what a mean over only non-finite values is: +∞ and −∞ together have none."""
+    if row.n_nan or (row.n_posinf and row.n_neginf):
+        return "nan"
+    if row.n_posinf or row.n_neginf:
+        return "posinf" if row.n_posinf else "neginf"
+    return "missing"
+
+
+def printable(text: str) -> str:
+    """Return text without control characters: XML forbids them, a terminal would obey them."""
+    return _UNPRINTABLE.sub("\ufffd", text)

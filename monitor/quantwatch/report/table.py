@@ -1,0 +1,94 @@
+"""The result for a terminal: one row per candidate, then why, then the alerts."""
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from quantwatch.domain import Alert, CandidateResult, RunResult
+from quantwatch.report import words
+from quantwatch.report.figures import Figures
+from quantwatch.report.numbers import printable
+
+_ALERTS = 20
+COLOURS = {
+    "regression": "bold red",
+    "critical": "bold red",
+    "failed": "bold red",
+    "cancelled": "bold red",
+    "inconclusive": "yellow",
+    "warn": "yellow",
+    "warning": "yellow",
+    "improvement": "green",
+    "pass": "green",
+}
+
+
+def renderable(result: RunResult) -> RenderableType:
+    """Return what `rich` prints."""
+    figures = {candidate.name: Figures(candidate) for candidate in result.candidates}
+    parts: list[RenderableType] = [_title(result), _candidates(figures)]
+    parts += [_why(candidate) for candidate in result.candidates]
+    alerts = words.worst_first(result.alerts)
+    parts += [_alert(alert) for alert in alerts[:_ALERTS]]
+    if len(alerts) > _ALERTS:
+        parts.append(Text(f"… and {len(alerts) - _ALERTS} more alerts"))
+    return Group(*parts, _headline(result))
+
+
+def coloured(word: str) -> Text:
+    """Return a verdict, status or severity in its colour."""
+    return Text(word, style=COLOURS.get(word, ""))
+
+
+def plain(text: str) -> Text:
+    """Return text that is neither markup for rich nor control codes for the terminal."""
+    return Text(printable(text))
+
+
+def _title(result: RunResult) -> Text:
+    tokens = f"{result.num_tokens} tokens in {result.num_prompts} prompts"
+    reference = words.model_words(result.reference)
+    lines = [
+        f"{result.check}  run {result.run_id}",
+        f"reference {reference}; {result.suite_name}, {tokens}",
+        f"baseline: {words.baseline_words(result)}",
+    ]
+    return plain("\n".join(lines))
+
+
+def _candidates(figures: dict[str, Figures]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("candidate", "verdict", "KL mean ± se", "KL p99", "top-1", "ppl ratio"):
+        table.add_column(name, justify="left" if name in ("candidate", "verdict") else "right")
+    table.add_column("bits/weight", justify="right")
+    table.add_column("culprit", overflow="fold")
+    for name, chosen in figures.items():
+        table.add_row(*_row(name, chosen))
+    return table
+
+
+def _row(name: str, figures: Figures) -> list[Text]:
+    candidate, variant = figures.candidate, figures.candidate.variant
+    kl, se, p99 = (figures.number("logit_kl", name=each) for each in ("mean", "se", "p99"))
+    cells = [
+        f"{kl.text()} ± {se.text(2)}",
+        p99.text(),
+        figures.number("top1_agreement").text(4),
+        figures.perplexities[2].text(6),
+        f"{variant.bits_per_weight:.2f}" if variant else "–",
+        words.culprit(candidate),
+    ]
+    return [plain(name), coloured(str(candidate.verdict or "failed")), *map(plain, cells)]
+
+
+def _why(candidate: CandidateResult) -> Text:
+    return plain(f"{candidate.name}: {words.explanation(candidate)}")
+
+
+def _alert(alert: Alert) -> Text:
+    said = f" {alert.candidate}, rule {alert.rule}: {alert.words}"
+    return coloured(str(alert.severity)) + plain(said)
+
+
+def _headline(result: RunResult) -> Text:
+    return coloured(words.outcome(result)) + plain(f" – {words.headline(result)}")

@@ -1,0 +1,126 @@
+"""The sentences that every report format says the same way."""
+
+from collections.abc import Sequence
+
+from quantwatch.domain import (
+    Alert,
+    CandidateResult,
+    RunResult,
+    RunStatus,
+    Severity,
+    Variant,
+    Verdict,
+)
+from quantwatch.report.figures import Figures, Interval
+from quantwatch.report.numbers import Number
+
+_MEANING = {
+    Verdict.REGRESSION: "a critical rule is breached",
+    Verdict.INCONCLUSIVE: "the evidence does not suffice to say pass or regression",
+    Verdict.WARN: "a warning rule is breached, no critical one",
+    Verdict.IMPROVEMENT: "better than the baseline beyond the noise",
+    Verdict.PASS: "no rule is breached",
+}
+
+
+def outcome(result: RunResult) -> str:
+    """Return the run's verdict, or its status when it has none: `regression`, `failed`, …"""
+    succeeded = result.status == RunStatus.SUCCEEDED and result.verdict is not None
+    return str(result.verdict if succeeded else result.status)
+
+
+def headline(result: RunResult) -> str:
+    """Return one sentence on how the run ended and because of whom."""
+    if result.status != RunStatus.SUCCEEDED or result.verdict is None:
+        return f"The run is {result.status}: {result.reason or 'no reason was recorded'}."
+    worst = [c.name for c in result.candidates if c.verdict == result.verdict]
+    failed = [c.name for c in result.candidates if c.failure is not None]
+    also = f" Not measured: {', '.join(failed)}." if failed else ""
+    return f"{', '.join(worst)}: {_MEANING[result.verdict]}.{also}"
+
+
+def worst_candidate(result: RunResult) -> CandidateResult | None:
+    """Return the measured candidate with the worst verdict, the first of several."""
+    measured = [c for c in result.candidates if c.verdict is not None and c.measurements]
+    order = list(Verdict)
+    return min(measured, key=lambda c: order.index(c.verdict or Verdict.PASS), default=None)
+
+
+def explanation(candidate: CandidateResult) -> str:
+    """Return why a candidate has its verdict: failure, equality, culprit, or nothing."""
+    if candidate.failure is not None:
+        return f"could not be measured: {candidate.failure}"
+    if candidate.bit_equal:
+        return f"bit-equal to the reference: every difference is exactly 0.{_leaked(candidate)}"
+    if candidate.culprit is not None:
+        return f"{candidate.culprit.words}{_leaked(candidate)}"
+    found = candidate.first_nonfinite
+    if found is None:
+        return "no culprit was looked for"
+    return f"first non-finite: {found.scope}, prompt {found.prompt}, position {found.position}"
+
+
+def _leaked(candidate: CandidateResult) -> str:
+    """A wider vocabulary takes probability away from the shared ids: said, never an alert."""
+    row = candidate.find("leaked_mass")
+    mass = None if row is None else row.mean
+    return f" Leaked mass {mass:.3g} outside the shared vocabulary." if mass else ""
+
+
+def culprit(candidate: CandidateResult) -> str:
+    """Return the culprit's scope, – when there is none."""
+    found = candidate.culprit
+    return found.scope if found is not None and found.scope is not None else "–"
+
+
+def model_words(variant: Variant | None) -> str:
+    """Return a variant for people: its source, execution and size."""
+    if variant is None:
+        return "not loaded"
+    source = variant.source.get("model") or variant.source.get("factory") or variant.name
+    size = f"{variant.size_bytes / 1e6:.0f} MB, {variant.bits_per_weight:.2f} bits per weight"
+    return f"{source} ({variant.execution}, {size})"
+
+
+def alert_value(alert: Alert) -> Number:
+    """Return the value that breached the rule, finite or with its kind."""
+    return Number(None, alert.value_kind) if alert.value is None else Number.of(alert.value)
+
+
+def alert_words(alert: Alert, figures: Figures | None) -> str:
+    """Return one alert: the rule's own words, then value, limit and 95 % interval."""
+    if alert.value_kind == "missing":
+        return alert.words
+    value = f"{alert.metric}.{alert.statistic} at {alert.scope} = {alert_value(alert).text(4)}"
+    interval = _interval_words(alert, figures)
+    return f"{alert.words}; {value}, limit {alert.threshold:.4g}, {interval}"
+
+
+def _interval_words(alert: Alert, figures: Figures | None) -> str:
+    bounds = alert_interval(alert, figures)
+    if bounds is not None:
+        return f"95 % interval {bounds[0]:.4g} … {bounds[1]:.4g}"
+    if alert.value is None:
+        return "no interval for a value that isn't finite"
+    if alert.statistic != "mean":
+        return f"no interval for {alert.statistic}"
+    return "no interval: fewer than two prompts were measured"
+
+
+def alert_interval(alert: Alert, figures: Figures | None) -> Interval | None:
+    """Return the 95 % interval of the value that breached: only finite means have one."""
+    if figures is None or alert.value is None or alert.statistic != "mean":
+        return None
+    return figures.interval(alert.metric, alert.scope)
+
+
+def worst_first(alerts: Sequence[Alert]) -> list[Alert]:
+    """Return alerts critical first, then as they were raised."""
+    return sorted(alerts, key=lambda alert: alert.severity != Severity.CRITICAL)
+
+
+def baseline_words(result: RunResult) -> str:
+    """Return which run this one was compared with, or that there was none."""
+    if result.baseline_mismatch:
+        return f"not comparable ({'; '.join(result.baseline_mismatch)})"
+    return result.baseline_run_id or "none"

@@ -1,0 +1,194 @@
+"""Rows as a run's result, field by field what `writing` was given."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from quantwatch.domain import (
+    Alert,
+    CandidateResult,
+    Culprit,
+    Fingerprint,
+    Measurement,
+    NonFinite,
+    RunResult,
+    RunStatus,
+    Scope,
+    Severity,
+    Variant,
+    Verdict,
+)
+from quantwatch.store.kinds import FINITE, from_kind
+from quantwatch.store.statistics import COUNTS, STATISTICS
+from quantwatch.store.tables import (
+    AlertRow,
+    AlertScopeRow,
+    CheckRow,
+    EnvironmentRow,
+    MeasurementRow,
+    MetricRow,
+    NoiseFloorRow,
+    RunCandidateRow,
+    RunRow,
+    ScopeRow,
+    SuiteRow,
+    VariantRow,
+)
+
+
+def read_result(session: Session, run_id: str) -> RunResult | None:
+    """Return a run's result, None when there is no such run. Only the header before it ended."""
+    found = session.execute(
+        select(RunRow, CheckRow.name, SuiteRow.hash, EnvironmentRow.details, VariantRow)
+        .join(CheckRow, CheckRow.id == RunRow.check_id)
+        .outerjoin(SuiteRow, SuiteRow.id == RunRow.suite_id)
+        .outerjoin(EnvironmentRow, EnvironmentRow.id == RunRow.environment_id)
+        .outerjoin(VariantRow, VariantRow.id == RunRow.reference_variant_id)
+        .where(RunRow.id == run_id)
+    ).first()
+    if found is None:
+        return None
+    run, check, suite_hash, environment, reference = found
+    return RunResult(
+        run_id=run.id,
+        check=check,
+        status=RunStatus(run.status),
+        verdict=_verdict(run.verdict),
+        started_at=run.started_at,
+        finished_at=run.finished_at,
+        suite_name=run.suite_name,
+        suite_hash=suite_hash or "",
+        num_tokens=run.num_tokens,
+        num_prompts=run.num_prompts,
+        reference=_variant(run.reference_details, reference),
+        capture_sha=run.capture_sha,
+        metrics_version=run.metrics_version,
+        environment=environment or {},
+        config=run.config,
+        candidates=_candidates(session, run_id),
+        alerts=_alerts(session, run_id),
+        noise_floor=_noise_floor(session, run_id),
+        timings_s=run.timings_s,
+        baseline_run_id=run.baseline_run_id,
+        baseline_mismatch=tuple(run.baseline_mismatch),
+        capture=run.capture,
+        reason=run.reason_text,
+    )
+
+
+def _candidates(session: Session, run_id: str) -> tuple[CandidateResult, ...]:
+    rows = session.execute(
+        select(RunCandidateRow, VariantRow)
+        .outerjoin(VariantRow, VariantRow.id == RunCandidateRow.variant_id)
+        .where(RunCandidateRow.run_id == run_id)
+        .order_by(RunCandidateRow.idx)
+    ).all()
+    measured = _measurements(session, [row.id for row, _ in rows])
+    return tuple(
+        CandidateResult(
+            name=row.name,
+            variant=_variant(row.variant_details, variant),
+            verdict=_verdict(row.verdict),
+            measurements=tuple(measured.get(row.id, ())),
+            culprit=_culprit(row.culprit),
+            first_nonfinite=row.first_nonfinite and NonFinite(**row.first_nonfinite),
+            bit_equal=row.bit_equal,
+            failure=row.failure,
+            baseline_differences=tuple(row.baseline_differences),
+        )
+        for row, variant in rows
+    )
+
+
+def _measurements(session: Session, ids: Sequence[int]) -> dict[int, list[Measurement]]:
+    rows = session.execute(
+        select(MeasurementRow, MetricRow.slug, ScopeRow.name)
+        .join(MetricRow, MetricRow.id == MeasurementRow.metric_id)
+        .join(ScopeRow, ScopeRow.id == MeasurementRow.scope_id)
+        .where(MeasurementRow.run_candidate_id.in_(ids))
+        .order_by(MeasurementRow.run_candidate_id, MeasurementRow.idx)
+    )
+    found: dict[int, list[Measurement]] = {}
+    for row, metric, scope in rows:
+        found.setdefault(row.run_candidate_id, []).append(_measurement(row, metric, scope))
+    return found
+
+
+def _measurement(row: MeasurementRow, metric: str, scope: str) -> Measurement:
+    kinds = row.kinds or {}
+    statistics = {name: getattr(row, name) for name in STATISTICS}
+    statistics |= {name: from_kind(None, kind) for name, kind in kinds.items()}
+    return Measurement(
+        metric=metric,
+        scope=Scope(scope),
+        **{name: getattr(row, name) for name in COUNTS},
+        **statistics,
+        max_prompt=row.max_prompt,
+        max_position=row.max_position,
+        method=row.method,
+    )
+
+
+def _alerts(session: Session, run_id: str) -> tuple[Alert, ...]:
+    rows = session.execute(
+        select(AlertScopeRow, AlertRow, MetricRow.slug, ScopeRow.name)
+        .join(AlertRow, AlertRow.id == AlertScopeRow.alert_id)
+        .join(MetricRow, MetricRow.id == AlertScopeRow.metric_id)
+        .join(ScopeRow, ScopeRow.id == AlertScopeRow.scope_id)
+        .where(AlertScopeRow.run_id == run_id)
+        .order_by(AlertScopeRow.idx)
+    )
+    return tuple(
+        Alert(
+            rule=alert.rule,
+            candidate=alert.candidate,
+            metric=metric,
+            statistic=row.statistic,
+            scope=Scope(scope),
+            value=row.value if row.value_kind == FINITE else None,
+            value_kind=row.value_kind,
+            threshold=row.threshold,
+            severity=Severity(row.severity),
+            words=row.words,
+        )
+        for row, alert, metric, scope in rows
+    )
+
+
+def _noise_floor(session: Session, run_id: str) -> dict[tuple[str, str], float]:
+    rows = session.execute(
+        select(MetricRow.slug, ScopeRow.name, NoiseFloorRow.value, NoiseFloorRow.kind)
+        .join(MetricRow, MetricRow.id == NoiseFloorRow.metric_id)
+        .join(ScopeRow, ScopeRow.id == NoiseFloorRow.scope_id)
+        .where(NoiseFloorRow.run_id == run_id)
+    )
+    floors = {(metric, scope): from_kind(value, kind) for metric, scope, value, kind in rows}
+    return {key: value for key, value in floors.items() if value is not None}
+
+
+def _variant(details: Any, row: VariantRow | None) -> Variant | None:
+    if details is None or row is None:
+        return None
+    fingerprint = Fingerprint(**{name: getattr(row, name) for name in Fingerprint.__slots__})
+    return Variant(
+        name=details["name"],
+        fingerprint=fingerprint,
+        execution=details["execution"],
+        size_bytes=details["size_bytes"],
+        bits_per_weight=details["bits_per_weight"],
+        source=details["source"],
+        notes=tuple(details["notes"]),
+        skipped=tuple((scope, reason) for scope, reason in details["skipped"]),
+    )
+
+
+def _culprit(record: Any) -> Culprit | None:
+    return (
+        None if record is None else Culprit(**{**record, "head_rows": tuple(record["head_rows"])})
+    )
+
+
+def _verdict(text: str | None) -> Verdict | None:
+    return None if text is None else Verdict(text)

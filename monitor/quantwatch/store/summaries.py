@@ -1,0 +1,159 @@
+"""Lists of runs and series over runs: what overview pages and `runs list` show."""
+
+from typing import Any
+
+from sqlalchemy import Select, and_, select
+from sqlalchemy.orm import Session
+
+from quantwatch.domain import RunStatus, Verdict
+from quantwatch.store.records import RunSummary, SeriesPoint
+from quantwatch.store.session import Database
+from quantwatch.store.statistics import require_statistic, statistic_kind
+from quantwatch.store.tables import (
+    CheckRow,
+    LatestRunRow,
+    MeasurementRow,
+    MetricRow,
+    RunCandidateRow,
+    RunRow,
+    ScopeRow,
+)
+
+Query = Select[*tuple[Any, ...]]
+_NONFINITE = ("n_nan", "n_posinf", "n_neginf")
+
+
+def list_runs(db: Database, check: str | None = None, limit: int = 50) -> list[RunSummary]:
+    """Return the newest runs first, of one check or of all, in any state."""
+    query = _headers().order_by(RunRow.started_at.desc(), RunRow.id.desc()).limit(limit)
+    if check is not None:
+        query = query.where(CheckRow.name == check)
+    with db.reader() as session:
+        return _summaries(session, query)
+
+
+def latest_by_check(db: Database) -> list[RunSummary]:
+    """Return each check's newest ended run by check name. Reads no history."""
+    query = _headers().join(LatestRunRow, LatestRunRow.run_id == RunRow.id).order_by(CheckRow.name)
+    with db.reader() as session:
+        return _summaries(session, query)
+
+
+def get_series(
+    db: Database,
+    check: str,
+    metric: str,
+    scope: str = "model",
+    statistic: str = "mean",
+    limit: int = 400,
+) -> list[SeriesPoint]:
+    """Return one statistic of every candidate in the newest `limit` succeeded runs, oldest first.
+
+    A candidate without that measurement has a point of kind `missing`: a gap is shown, not hidden.
+    Raises UserError on an unknown statistic.
+    """
+    require_statistic(statistic)
+    with db.reader() as session:
+        metric_id = session.scalar(select(MetricRow.id).where(MetricRow.slug == metric))
+        scope_id = session.scalar(select(ScopeRow.id).where(ScopeRow.name == scope))
+        if metric_id is None or scope_id is None:
+            return []
+        rows = session.execute(_series(check, statistic, (metric_id, scope_id), limit))
+        return [_point(row, statistic) for row in rows.mappings()]
+
+
+def _series(check: str, statistic: str, ids: tuple[int, int], limit: int) -> Query:
+    """Walk the index of the check's runs, then primary keys: never the table of measurements."""
+    recent = (
+        select(RunRow.id, RunRow.started_at)
+        .join(CheckRow, CheckRow.id == RunRow.check_id)
+        .where(CheckRow.name == check, RunRow.status == RunStatus.SUCCEEDED.value)
+        .order_by(RunRow.started_at.desc(), RunRow.id.desc())
+        .limit(limit)
+        .subquery()
+    )
+    measured = and_(
+        MeasurementRow.run_candidate_id == RunCandidateRow.id,
+        MeasurementRow.metric_id == ids[0],
+        MeasurementRow.scope_id == ids[1],
+    )
+    return (
+        select(
+            recent.c.id.label("run_id"),
+            recent.c.started_at,
+            RunCandidateRow.name.label("candidate"),
+            RunCandidateRow.verdict,
+            getattr(MeasurementRow, statistic).label("value"),
+            MeasurementRow.kinds,
+            *(getattr(MeasurementRow, name) for name in _NONFINITE),
+        )
+        .join_from(recent, RunCandidateRow, RunCandidateRow.run_id == recent.c.id)
+        .outerjoin(MeasurementRow, measured)
+        .order_by(recent.c.started_at, recent.c.id, RunCandidateRow.idx)
+    )
+
+
+def _point(row: Any, statistic: str) -> SeriesPoint:
+    kind = statistic_kind(row["value"], (row["kinds"] or {}).get(statistic), row)
+    return SeriesPoint(
+        run_id=row["run_id"],
+        started_at=row["started_at"],
+        candidate=row["candidate"],
+        value=row["value"],
+        kind=kind,
+        verdict=_verdict(row["verdict"]),
+    )
+
+
+def _headers() -> Query:
+    return select(
+        RunRow.id,
+        CheckRow.name,
+        RunRow.status,
+        RunRow.verdict,
+        RunRow.started_at,
+        RunRow.finished_at,
+        RunRow.suite_name,
+        RunRow.num_tokens,
+        RunRow.num_alerts,
+        RunRow.reason_text,
+    ).join(CheckRow, CheckRow.id == RunRow.check_id)
+
+
+def _summaries(session: Session, query: Query) -> list[RunSummary]:
+    rows = session.execute(query).all()
+    candidates = _candidates(session, [row.id for row in rows])
+    return [
+        RunSummary(
+            run_id=row.id,
+            check=row.name,
+            status=RunStatus(row.status),
+            verdict=_verdict(row.verdict),
+            started_at=row.started_at,
+            finished_at=row.finished_at,
+            suite_name=row.suite_name,
+            num_tokens=row.num_tokens,
+            candidates=tuple(candidates.get(row.id, ())),
+            num_alerts=row.num_alerts,
+            reason=row.reason_text,
+        )
+        for row in rows
+    ]
+
+
+def _candidates(
+    session: Session, run_ids: list[str]
+) -> dict[str, list[tuple[str, Verdict | None]]]:
+    rows = session.execute(
+        select(RunCandidateRow.run_id, RunCandidateRow.name, RunCandidateRow.verdict)
+        .where(RunCandidateRow.run_id.in_(run_ids))
+        .order_by(RunCandidateRow.run_id, RunCandidateRow.idx)
+    )
+    found: dict[str, list[tuple[str, Verdict | None]]] = {}
+    for run_id, name, verdict in rows:
+        found.setdefault(run_id, []).append((name, _verdict(verdict)))
+    return found
+
+
+def _verdict(text: str | None) -> Verdict | None:
+    return None if text is None else Verdict(text)

@@ -1,0 +1,125 @@
+"""Bring a database's schema to this program's. Safe when several processes do it at once."""
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from platformdirs import user_data_path
+from sqlalchemy import Connection, Engine, text
+
+import quantwatch
+from quantwatch.errors import StoreError
+from quantwatch.store.engines import BEGIN, postgres_engine, sqlite_engine
+from quantwatch.store.failures import clear_errors
+from quantwatch.store.schema import SchemaState, require_current, state_of
+from quantwatch.store.session import open_database
+from quantwatch.store.urls import SqliteFile, parse_url, shown
+
+WAIT_S = 60.0
+"""How long another process's upgrade is waited for."""
+_ADVISORY_LOCK = 0x7175616E74  # "quant": any number, the same in every process
+
+
+def schema_state(url: str) -> SchemaState:
+    """Return whether the schema is current, behind, ahead, or not there at all."""
+    parsed = parse_url(url)
+    if parsed.get_backend_name() == "sqlite" and not SqliteFile.of(parsed).path.exists():
+        return "empty"
+    database = open_database(url, read_only=True, check_schema=False)
+    try:
+        with database.reader() as session:
+            return state_of(session.connection())
+    finally:
+        database.close()
+
+
+def upgrade(url: str, *, wait_s: float = WAIT_S) -> None:
+    """Create or upgrade all tables in one transaction; creates a SQLite file that isn't there.
+
+    Raises StoreError when the schema is ahead of this program, or another process takes too long.
+    """
+    name = shown(parse_url(url))
+    state = schema_state(url)
+    if state == "current":
+        return
+    if state == "ahead":
+        require_current(state, name)
+    migrate(url, "head", wait_s=wait_s)
+
+
+def migrate(url: str, revision: str, *, wait_s: float = WAIT_S) -> None:
+    """Run the migrations up to `revision`, or down to it for `base`, under the upgrade lock."""
+    parsed = parse_url(url)
+    name = shown(parsed)
+    engine = _engine(url, wait_s)
+    try:
+        with (
+            clear_errors(name),
+            engine.connect().execution_options(**{BEGIN: "BEGIN IMMEDIATE"}) as connection,
+            connection.begin(),
+        ):
+            _lock(connection)
+            run = command.downgrade if revision == "base" else command.upgrade
+            run(alembic_config(connection), revision)
+            _check_foreign_keys(connection, name)
+    finally:
+        engine.dispose()
+
+
+def alembic_config(connection: Connection) -> Config:
+    """Return Alembic's configuration for an open connection, which env.py finds in `attributes`."""
+    config = Config()
+    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
+
+
+def migrations_folder() -> Path:
+    """Return the migrations: beside the code in a wheel, in the source tree otherwise."""
+    package = Path(quantwatch.__file__).parent
+    for folder in (package / "_migrations", package.parents[1] / "migrations"):
+        if (folder / "env.py").is_file():
+            return folder
+    raise StoreError(f"The migrations are missing from {package}; install quantwatch again.")
+
+
+def _engine(url: str, wait_s: float) -> Engine:
+    parsed = parse_url(url)
+    if parsed.get_backend_name() != "sqlite":
+        return postgres_engine(parsed, wait_s=wait_s)
+    file = SqliteFile.of(parsed)
+    if file.read_only:
+        raise StoreError(f"Database {shown(parsed)} is opened read-only; it can't be upgraded.")
+    _provide_folder(file.path.parent, shown(parsed))
+    # Tables are rebuilt for most changes in SQLite, which enforced foreign keys forbid.
+    return sqlite_engine(parsed, mode="rwc", wait_s=wait_s, foreign_keys=False)
+
+
+def _provide_folder(folder: Path, name: str) -> None:
+    """Create quantwatch's own data folder; any other folder is for the user to name rightly."""
+    if folder.is_dir():
+        return
+    if folder != user_data_path("quantwatch").absolute():
+        raise StoreError(f"Database {name} can't be created: folder {folder} does not exist.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"Database {name} can't be created: {error}.") from error
+
+
+def _lock(connection: Connection) -> None:
+    """Let one process migrate at a time. SQLite's BEGIN IMMEDIATE has done so already."""
+    if connection.dialect.name == "postgresql":
+        # Held to the end of this transaction, in which the whole migration runs.
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+
+
+def _check_foreign_keys(connection: Connection, name: str) -> None:
+    if connection.dialect.name != "sqlite":
+        return
+    broken = connection.execute(text("PRAGMA foreign_key_check")).first()
+    if broken is not None:
+        raise StoreError(
+            f"Database {name}: row {broken[1]} of table {broken[0]} would refer to nothing after "
+            "the migration; nothing was changed."
+        )

@@ -1,0 +1,62 @@
+"""Database URLs: which are understood, how they are shown, and where a SQLite file lies."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from quantwatch.errors import UserError
+
+_ALLOWED = "sqlite:///file.db or postgresql://user:password@host/database"
+
+
+def parse_url(text: str) -> URL:
+    """Return the URL with the driver we use. Raises UserError; never repeats a password."""
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError) as error:
+        raise UserError(f"The database URL can't be read; allowed is {_ALLOWED}.") from error
+    backend = url.get_backend_name()
+    if backend == "sqlite":
+        return url.set(drivername="sqlite+pysqlite")
+    if backend in ("postgresql", "postgres"):
+        return url.set(drivername="postgresql+psycopg")
+    raise UserError(f"Database {url.drivername!r} is not supported; allowed is {_ALLOWED}.")
+
+
+def shown(url: URL) -> str:
+    """Return the URL for messages: without driver and password."""
+    name = url.set(drivername=url.get_backend_name(), password=None)
+    hidden = {key: "***" if "password" in key else value for key, value in name.query.items()}
+    return name.set(query=hidden).render_as_string(hide_password=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteFile:
+    """A SQLite file and whether the URL itself asks for reading only (`mode=ro`)."""
+
+    path: Path
+    read_only: bool
+
+    @classmethod
+    def of(cls, url: URL) -> "SqliteFile":
+        """Read `sqlite:///path` and `sqlite:///file:path?mode=ro&uri=true`. Raises UserError."""
+        text = url.database or ""
+        is_uri = text.startswith("file:")
+        if is_uri:
+            text = unquote(text.removeprefix("file://").removeprefix("file:"))
+        query = {key: str(value) for key, value in url.query.items()}
+        unknown = sorted(set(query) - {"mode", "uri"})
+        if unknown or query.get("mode", "rwc") not in ("ro", "rw", "rwc"):
+            raise UserError(
+                f"Database URL {shown(url)}: the only options are uri=true and mode=ro|rw|rwc."
+            )
+        if text in ("", ":memory:"):
+            raise UserError("A database in memory keeps nothing; name a file: sqlite:///file.db")
+        return cls(Path(text).expanduser().absolute(), query.get("mode") == "ro")
+
+    def uri(self, mode: str) -> str:
+        """Return the URI that SQLite opens: `ro`, `rw` (never creates) or `rwc`."""
+        return f"{self.path.as_uri()}?mode={mode}"

@@ -1,0 +1,178 @@
+"""runs, report, baseline and db on a real SQLite database."""
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def stored(run: Run, fake: Any, make: Any) -> list[str]:
+    """Two runs of `nightly`: one passes, then one with a fault. Ids, oldest first."""
+    run("check", "run", "nightly")
+    fake.candidates = (make.candidate(), make.faulty())
+    fake.changes = {"alerts": (make.alert(),)}
+    run("check", "run", "nightly")
+    rows = json.loads(run("runs", "list", "--json").out)
+    return [row["run_id"] for row in reversed(rows)]
+
+
+def test_runs_list(run: Run, stored: list[str]) -> None:
+    """Newest first, with status and verdict apart."""
+    rows = json.loads(run("runs", "list", "--json", "--limit", "1").out)
+    assert [row["run_id"] for row in rows] == stored[1:]
+    assert (rows[0]["status"], rows[0]["verdict"]) == ("succeeded", "regression")
+    table = run("runs", "list", "--check", "nightly").out
+    assert all(run_id in table for run_id in stored)
+    assert "int8 pass, int8-fault regression" in table
+
+
+def test_runs_show_is_the_document_of_the_run(run: Run, stored: list[str]) -> None:
+    """What is stored must come back as it was printed, down to the last digit."""
+    shown = json.loads(run("runs", "show", stored[1], "--json").out)
+    reported = json.loads(run("report", stored[1], "--format", "json").out)
+    assert shown == reported
+    assert shown["candidates"][1]["culprit"] == "layers.2.mlp.down_proj"
+    assert shown["alerts"][0]["value"] == 0.048
+
+
+@pytest.mark.parametrize("name", ["latest", "nightly"])
+def test_a_run_can_be_named(run: Run, stored: list[str], name: str) -> None:
+    """`latest` and a check's name mean the newest run."""
+    assert stored[1] in run("runs", "show", name).out
+
+
+def test_unknown_run_names_those_that_exist(run: Run, stored: list[str]) -> None:
+    """A wrong id is exit 2 and shows the ids there are."""
+    outcome = run("runs", "show", "zzz")
+    assert outcome.code == 2
+    assert stored[1] in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("words", "start"),
+    [
+        ((), "# REGRESSION"),
+        (("--format", "md"), "# REGRESSION"),
+        (("--format", "html"), "<!DOCTYPE html>"),
+        (("--format", "junit"), "<?xml"),
+        (("--format", "json"), "{"),
+    ],
+    ids=["default", "md", "html", "junit", "json"],
+)
+def test_report_formats(run: Run, stored: list[str], words: tuple[str, ...], start: str) -> None:
+    """Reading a report of a regression is no failure: exit 0."""
+    outcome = run("report", "latest", *words)
+    assert outcome.code == 0
+    assert outcome.out.startswith(start)
+
+
+def test_report_to_a_file(run: Run, stored: list[str], place: Path) -> None:
+    """The format follows the suffix; stdout stays empty."""
+    outcome = run("report", stored[0], "--output", "r.xml")
+    assert outcome.out == ""
+    assert (place / "r.xml").read_text().startswith("<?xml")
+
+
+def test_runs_diff(run: Run, stored: list[str]) -> None:
+    """Side by side, with the change; a candidate that only one run has is shown, not dropped."""
+    rows = json.loads(run("runs", "diff", *stored, "--json").out)["rows"]
+    found = {(row["candidate"], row["figure"]): row for row in rows}
+    kl = found["int8", "logit_kl.mean"]
+    assert (kl["before"], kl["after"], kl["change"]) == (0.01, 0.01, 0.0)
+    new = found["int8-fault", "verdict"]
+    assert (new["before"], new["after"]) == (None, "regression")
+    assert found["int8-fault", "logit_kl.mean"]["before"] is None
+    table = run("runs", "diff", *stored).out
+    assert "layers.2.mlp.down_proj" in table
+
+
+def test_runs_diff_refuses_what_measured_something_else(
+    run: Run, fake: Any, stored: list[str]
+) -> None:
+    """Other prompts are no regression: exit 4 naming the digest."""
+    fake.changes = {"suite_hash": "f" * 64, "capture_sha": "0" * 64}
+    run("check", "run", "nightly")
+    outcome = run("runs", "diff", stored[0], "latest")
+    assert outcome.code == 4
+    assert "suite hash" in outcome.err
+    assert "capture_sha" in outcome.err
+
+
+def test_baseline_pin_show_unpin(run: Run, stored: list[str]) -> None:
+    """Pin by run; the check follows from the run."""
+    assert run("baseline", "pin", stored[0]).out == f"nightly: baseline is {stored[0]}\n"
+    assert json.loads(run("baseline", "show", "--json").out) == {"nightly": stored[0]}
+    assert run("baseline", "unpin", "nightly").code == 0
+    assert json.loads(run("baseline", "show", "--json").out) == {"nightly": None}
+    assert run("baseline", "unpin", "nightly").code == 2
+
+
+def test_baseline_export_and_import(run: Run, stored: list[str], place: Path) -> None:
+    """A run goes through a file into another database unchanged, and is pinned there."""
+    run("baseline", "export", stored[1], "base.json")
+    before = run("report", stored[1], "--format", "json").out
+    other = ("--database", f"sqlite:///{place}/other.db")
+    for _ in range(2):
+        assert run(*other, "baseline", "import", "base.json").code == 0
+    assert run(*other, "report", stored[1], "--format", "json").out == before
+    assert json.loads(run(*other, "baseline", "show", "--json").out) == {"nightly": stored[1]}
+
+
+def test_db_upgrade_check_backup(run: Run, place: Path) -> None:
+    """`db check` fails until `db upgrade`; a backup is a database that opens."""
+    database = ("--database", f"sqlite:///{place}/new.db")
+    outcome = run(*database, "db", "check")
+    assert outcome.code == 3
+    assert "run: quantwatch db upgrade" in outcome.err
+    assert run(*database, "db", "upgrade").code == 0
+    assert run(*database, "db", "check").code == 0
+    assert run(*database, "db", "backup", "copy.db").code == 0
+    with sqlite3.connect(place / "copy.db") as copy:
+        assert copy.execute("select count(*) from run").fetchone() == (0,)
+    copy.close()
+    assert run(*database, "db", "backup", "copy.db").code == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [("mysql://host/db", 2), ("nonsense", 2), ("sqlite:////nowhere/at/all.db", 3)],
+)
+def test_wrong_database(run: Run, fake: Any, url: str, code: int) -> None:
+    """A wrong URL is the user's, a database that can't be opened the monitor's trouble."""
+    outcome = run("--database", url, "check", "run", "nightly")
+    assert (outcome.code, fake.requests) == (code, [])
+    assert outcome.err.splitlines()[-1].startswith("error: ")
+
+
+def test_a_password_is_never_printed(run: Run) -> None:
+    """Error messages end in CI logs that others read."""
+    url = "postgresql://user:hunter2@127.0.0.1:1/db"
+    for words in (("db", "check"), ("doctor",), ("runs", "list"), ("--debug", "db", "upgrade")):
+        outcome = run("--database", url, *words)
+        assert outcome.code == 3
+        assert "hunter2" not in outcome.out + outcome.err
+
+
+def test_reading_without_a_database(run: Run) -> None:
+    """Reading creates nothing; the line names the command that does."""
+    outcome = run("runs", "list")
+    assert outcome.code == 3
+    assert "quantwatch db upgrade" in outcome.err
+
+
+def test_read_only_database_refuses_a_run(
+    run: Run, stored: list[str], place: Path, fake: Any
+) -> None:
+    """mode=ro: the run is refused with one line before hours are spent; reading still works."""
+    (file,) = place.rglob("*.db")
+    url = f"sqlite:///file:{file}?mode=ro&uri=true"
+    assert run("--database", url, "runs", "list").code == 0
+    outcome = run("--database", url, "check", "run", "nightly")
+    assert outcome.code == 3
+    assert "read-only" in outcome.err
