@@ -1,7 +1,15 @@
 """How the command line starts the dashboard: the script's place and Streamlit's options."""
 
+import os
+import socket
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
 
 ADDRESS = "127.0.0.1"
 _PACKAGE = Path(__file__).parent
@@ -33,14 +41,52 @@ def app_path() -> Path:
         if path.is_file():
             return path
     raise FileNotFoundError(
-        f"app.py is neither in {_PACKAGE} nor beside it: reinstall quantwatch, its wheel is incomplete"
+        f"app.py is neither in {_PACKAGE} nor beside it: the installation is incomplete"
     )
 
 
 def command(port: int, address: str = ADDRESS) -> list[str]:
-    """Return the command that serves the dashboard. The database is named by QUANTWATCH_DATABASE_URL."""
+    """Return the command that serves the database named by QUANTWATCH_DATABASE_URL.
+
+    Raises ValueError on a port that does not exist.
+    """
     if not 0 < port < 65536:
         raise ValueError(f"port must be between 1 and 65535, got {port}")
     options = {"server.port": str(port), "server.address": address, **_OPTIONS}
     words = [word for key, value in options.items() for word in (f"--{key}", value)]
     return [sys.executable, "-m", "streamlit", "run", str(app_path()), *words]
+
+
+@contextmanager
+def serving(database_url: str, timeout_s: float = 60.0) -> Iterator[str]:
+    """Serve a database on a free port of the loopback and give the address; stops at the end.
+
+    Raises TimeoutError when the server does not answer in time.
+    """
+    port = _free_port()
+    env = {**os.environ, "QUANTWATCH_DATABASE_URL": database_url}
+    server = subprocess.Popen(command(port), env=env, stdout=subprocess.DEVNULL)
+    try:
+        _wait(f"http://{ADDRESS}:{port}/_stcore/health", server, timeout_s)
+        yield f"http://{ADDRESS}:{port}"
+    finally:
+        server.terminate()
+        server.wait(timeout=20)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((ADDRESS, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait(health: str, server: "subprocess.Popen[bytes]", timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            with urlopen(health, timeout=2):
+                return
+        except (URLError, ConnectionError, TimeoutError):
+            time.sleep(0.2)
+    raise TimeoutError(f"the dashboard did not answer at {health} within {timeout_s:g} s")

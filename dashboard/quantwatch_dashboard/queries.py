@@ -1,7 +1,7 @@
 """Every read of the database. The only module of the dashboard that knows the store.
 
-The engine is cached per URL and shared, sessions never are. Records are frozen, so they are cached as
-shared objects, without a copy per rerun; every cache forgets by time and by number.
+The engine is cached per URL and shared, sessions never are. Records are frozen, so they are cached
+as shared objects, without a copy per rerun; every cache forgets by time and by number.
 """
 
 import os
@@ -30,7 +30,7 @@ BlockKey = tuple[str, str, str, int]
 
 
 def url() -> str:
-    """Return the database that this process watches, from QUANTWATCH_DATABASE_URL or the default."""
+    """Return the database that this process watches: QUANTWATCH_DATABASE_URL or the default."""
     return database_url(None, os.environ)
 
 
@@ -123,7 +123,7 @@ def measured_tokens(
 def top_logits(
     given: str, run_id: str, candidate: str, prompt: int, suite_hash: str
 ) -> tuple[int, NDArray[np.float64]] | None:
-    """Return the first position and the top logits [5, P, K] of one prompt, None when not stored."""
+    """Return the first position and the top logits [5, P, K] of a prompt, None if not stored."""
     block = blocks.get_block(_database(given), run_id, candidate, "topk", "logits", prompt)
     if block is None:
         return None

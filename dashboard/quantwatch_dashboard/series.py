@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from quantwatch.config.default_rules import DEFAULT_RULES
 from quantwatch.domain import CandidateResult, RunResult, is_layer, layer_index
 from quantwatch.report.figures import Figures, forward_order
+from quantwatch_dashboard import text
 from quantwatch_dashboard.charts.layers import LayerLine
-from quantwatch_dashboard.components.candidates import plain
 
 WHOLE = "whole layer"
 _ENDS = ("embedding", "final_norm", "head")
@@ -32,7 +32,7 @@ def lens_lines(result: RunResult, lead: str, statistic: str) -> list[LayerLine]:
 
 
 def parts(result: RunResult) -> tuple[str, ...]:
-    """Return the parts of a layer that have an isolated error: `whole layer`, `mlp`, `mlp.down_proj`, …"""
+    """Return the parts of a layer that were measured alone: `whole layer`, `mlp`, …"""
     found = {
         m.scope.split(".", 2)[2]
         for c in result.candidates
@@ -43,7 +43,7 @@ def parts(result: RunResult) -> tuple[str, ...]:
 
 
 def isolated_places(result: RunResult, part: str) -> tuple[str, ...]:
-    """Return the scopes on the axis of the isolated error: this part of every layer, and both ends."""
+    """Return the scopes on the axis: this part of every layer, and what lies at both ends."""
     measured = {
         m.scope for c in result.candidates for m in c.measurements if m.metric == "isolated_error"
     }
@@ -73,9 +73,7 @@ def _isolated_line(
     *,
     strong: bool,
 ) -> LayerLine:
-    alerted = {
-        _place_key(a.scope) for a in result.alerts if _is_outlier(a.candidate, a.metric, candidate)
-    }
+    alerted = _outliers(result, candidate)
     marked = frozenset(i for i, place in enumerate(places) if _place_key(place) in alerted)
     culprit = candidate.culprit.scope if candidate.culprit is not None else None
     at = next((i for i in marked if culprit and _place_key(culprit) == _place_key(places[i])), None)
@@ -83,10 +81,6 @@ def _isolated_line(
         candidate.name, index, _values(candidate, "isolated_error", places),
         strong=strong, marked=marked, culprit=at, label=culprit or "",
     )  # fmt: skip
-
-
-def _is_outlier(name: str, metric: str, candidate: CandidateResult) -> bool:
-    return name == candidate.name and metric == "isolated_error"
 
 
 def _place_key(scope: str) -> str:
@@ -103,16 +97,29 @@ def culprit_part(candidate: CandidateResult | None) -> str:
     return scope.split(".", 2)[2] if scope is not None and scope.count(".") >= 2 else WHOLE
 
 
-def culprit_layer(candidate: CandidateResult | None) -> str | None:
-    """Return the place on the layer axis at which the culprit lies."""
-    scope = (
-        candidate.culprit.scope if candidate is not None and candidate.culprit is not None else None
-    )
-    return None if scope is None else _place_key(scope)
+def outlier(result: RunResult, candidate: CandidateResult) -> str | None:
+    """Return the place at which a candidate broke, None when nothing stands out.
+
+    That is where its first non-finite value is, else its culprit's layer if a rule on the isolated
+    error says that it is an outlier: the largest of equally large errors is nobody's fault.
+    """
+    if candidate.first_nonfinite is not None:
+        return _place_key(candidate.first_nonfinite.scope)
+    scope = candidate.culprit.scope if candidate.culprit is not None else None
+    alerted = _outliers(result, candidate)
+    return _place_key(scope) if scope is not None and _place_key(scope) in alerted else None
+
+
+def _outliers(result: RunResult, candidate: CandidateResult) -> set[str]:
+    return {
+        _place_key(alert.scope)
+        for alert in result.alerts
+        if alert.candidate == candidate.name and alert.metric == "isolated_error"
+    }
 
 
 def lens_threshold(result: RunResult) -> float | None:
-    """Return the limit that the per-layer KL had in this run: of its alerts, its rules, the defaults."""
+    """Return the limit on the per-layer KL: of alerts, else of rules, else of the defaults."""
     for alert in result.alerts:
         if alert.metric == "lens_kl" and alert.statistic == "mean":
             return alert.threshold
@@ -126,7 +133,7 @@ def _values(
     candidate: CandidateResult, metric: str, places: Sequence[str], statistic: str = "mean"
 ) -> list[float | None]:
     figures = Figures(candidate)
-    return [plain(figures.number(metric, place, statistic)) for place in places]
+    return [text.plain(figures.number(metric, place, statistic)) for place in places]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +158,7 @@ def layer_rows(candidate: CandidateResult) -> list[LayerRow]:
 
 def _layer_row(figures: Figures, layer: str) -> LayerRow:
     def number(metric: str, name: str = "mean") -> float | None:
-        return plain(figures.number(metric, layer, name))
+        return text.plain(figures.number(metric, layer, name))
 
     rows = [figures.row(metric, layer) for metric in ("lens_kl", "rel_error", "isolated_error")]
     return LayerRow(
@@ -167,7 +174,7 @@ def _layer_row(figures: Figures, layer: str) -> LayerRow:
 
 
 def layer_csv(rows: Sequence[LayerRow]) -> bytes:
-    """Return the layer table as CSV: full precision, `nan` and `inf` as words, empty when not measured."""
+    """Return the table as CSV: full precision, `nan` and `inf` as words, empty if not measured."""
     out = io.StringIO()
     writer = csv.DictWriter(out, [f.name for f in fields(LayerRow)], lineterminator="\n")
     writer.writeheader()

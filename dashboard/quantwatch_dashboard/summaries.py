@@ -20,8 +20,8 @@ _KINDS = {"nan": math.nan, "posinf": math.inf, "neginf": -math.inf}
 class CheckSummary:
     """One check on the overview.
 
-    `decided` is its newest succeeded run and `since` when the verdict became what it is; `trouble` is the
-    newest run if that one failed or was cancelled: the monitor's trouble, not a regression.
+    `decided` is its newest succeeded run and `since` when the verdict became what it is; `trouble`
+    is the newest run if that one failed or was cancelled: not a regression.
     """
 
     check: str
@@ -44,7 +44,10 @@ class CheckSummary:
 def summarize(
     check: str, recent: Sequence[RunSummary], series: Sequence[SeriesPoint], *, max_runs: int
 ) -> CheckSummary:
-    """Describe a check by its recent runs (newest first, at least one) and its output KL per run."""
+    """Describe a check by its recent runs (newest first) and its output KL per run.
+
+    Raises ValueError without a run.
+    """
     if not recent:
         raise ValueError(f"check {check} has no run to be summarized")
     succeeded = [run for run in recent if run.status == RunStatus.SUCCEEDED]

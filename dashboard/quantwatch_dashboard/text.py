@@ -4,9 +4,10 @@ import html
 import math
 from datetime import datetime, tzinfo
 
-from quantwatch.domain import Measurement
+from quantwatch.report.numbers import Number
 
 NOT_MEASURED = "not measured"
+_KINDS = {"nan": math.nan, "posinf": math.inf, "neginf": -math.inf}
 
 
 def escape(value: object) -> str:
@@ -15,7 +16,7 @@ def escape(value: object) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Return a number with so many significant digits: ``0``, ``0.0123``, ``1.2e-7``, ``NaN``, ``+∞``."""
+    """Return a number with so many significant digits: ``0.0123``, ``1.23e−7``, ``NaN``, ``+∞``."""
     if value is None:
         return NOT_MEASURED
     if math.isnan(value):
@@ -83,7 +84,7 @@ def clip(value: str, length: int) -> str:
 
 
 def token(piece: str | None, position: int, length: int = 14) -> str:
-    """Return a token's text on one line with its white space visible, or its position without text."""
+    """Return a token's text with its white space visible, or its position without text."""
     if piece is None:
         return f"token {position}"
     visible = "".join(_visible(char) for char in piece)
@@ -95,15 +96,6 @@ def _visible(char: str) -> str:
     return named.get(char, char if char.isprintable() else f"\\u{ord(char):04x}")
 
 
-def statistic(measurement: Measurement | None, name: str = "mean") -> float | None:
-    """Return one statistic of a row; without finite values the kind of value that is there, or None."""
-    if measurement is None:
-        return None
-    value: float | None = getattr(measurement, name)
-    if value is not None:
-        return value
-    if measurement.n_nan:
-        return math.nan
-    if measurement.n_posinf:
-        return math.inf
-    return -math.inf if measurement.n_neginf else None
+def plain(shown: Number) -> float | None:
+    """Return a report's number as a float: NaN and ±∞ as themselves, None when not measured."""
+    return _KINDS.get(shown.kind, shown.value)

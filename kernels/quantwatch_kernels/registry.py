@@ -3,15 +3,18 @@
 A back end registers with a *predicate* that says in words why it can't do a call. The back end that
 was asked for (or the first one registered) runs if its predicate is silent; otherwise the next one
 in order of registration does, and the fallback is counted under (op, wanted, used, reason).
+`prefer` asks for a back end by name without passing it through every call.
 """
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, ParamSpec, TypeVar
 
-__all__ = ["Fallback", "Op", "clear_fallbacks", "fallbacks", "record_fallback"]
+__all__ = ["Fallback", "Op", "clear_fallbacks", "fallbacks", "prefer", "record_fallback"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,6 +31,7 @@ class Fallback(NamedTuple):
 
 _counts: Counter[Fallback] = Counter()
 _lock = threading.Lock()
+_preferred: ContextVar[str | None] = ContextVar("preferred back end", default=None)
 
 
 def record_fallback(fallback: Fallback, count: int = 1) -> None:
@@ -48,6 +52,16 @@ def clear_fallbacks() -> None:
         _counts.clear()
 
 
+@contextmanager
+def prefer(backend: str) -> Iterator[None]:
+    """Inside, operators that have this back end use it unless a call names another one."""
+    token = _preferred.set(backend)
+    try:
+        yield
+    finally:
+        _preferred.reset(token)
+
+
 @dataclass(frozen=True, slots=True)
 class _Backend(Generic[P, R]):
     run: Callable[P, R]
@@ -55,7 +69,7 @@ class _Backend(Generic[P, R]):
 
 
 class Op(Generic[P, R]):
-    """One operator. Back ends are tried in the order of registration; the last one always applies."""
+    """One operator. Back ends are tried in the order of registration; the last always applies."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -69,7 +83,7 @@ class Op(Generic[P, R]):
     def register(
         self, backend: str, why_not: Callable[P, str | None] | None = None
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Register the decorated function; `why_not` returns the reason it can't do a call, or None."""
+        """Register the decorated function; `why_not` says why it can't do a call, or None."""
         if backend in self._backends:
             raise ValueError(f"{self.name} already has a back end named {backend!r}.")
 
@@ -80,13 +94,15 @@ class Op(Generic[P, R]):
         return add
 
     def run(self, backend: str | None, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run on `backend` (None: the default), or on the next one that applies, counting that.
+        """Run on `backend` (None: the preferred or first one), or on the next that applies.
 
         Raises ValueError for an unknown back end, or when none applies.
         """
-        wanted = self.backends[0] if backend is None else backend
+        wanted = self._default() if backend is None else backend
         if wanted not in self._backends:
-            raise ValueError(f"{self.name} has no back end {wanted!r}; it has {', '.join(self.backends)}.")
+            raise ValueError(
+                f"{self.name} has no back end {wanted!r}; it has {', '.join(self.backends)}."
+            )
         reason = self._why_not(wanted, *args, **kwargs)
         if reason is None:
             return self._backends[wanted].run(*args, **kwargs)
@@ -95,6 +111,10 @@ class Op(Generic[P, R]):
                 record_fallback(Fallback(self.name, wanted, used, reason))
                 return self._backends[used].run(*args, **kwargs)
         raise ValueError(f"{self.name}: no back end applies; {wanted}: {reason}.")
+
+    def _default(self) -> str:
+        preferred = _preferred.get()
+        return self.backends[0] if preferred not in self._backends else str(preferred)
 
     def _why_not(self, backend: str, *args: P.args, **kwargs: P.kwargs) -> str | None:
         why_not = self._backends[backend].why_not

@@ -65,7 +65,8 @@ def _create_suites() -> None:
         *_required(_TEXT, "category", "source"),
         *_required(_COUNT, "num_tokens", "score_start"),
         *_required(_STRING, "token_hash"),
-        *_optional(_BYTES, "tokens", "text"),
+        *_required(_BYTES, "tokens"),
+        *_optional(_BYTES, "pieces", "text"),
         _pk("suite_prompt", "suite_id", "idx"),
         _fk("suite_prompt", "suite_id", "suite", ondelete="CASCADE"),
     )

@@ -24,7 +24,7 @@ class TokenPlace:
 
 @dataclass(frozen=True, slots=True)
 class TokenGrid:
-    """One metric of one candidate: values [S, P], `missing` marks the cells that were not measured."""
+    """One metric of one candidate: values [S, P], `missing` marks unmeasured cells."""
 
     scopes: tuple[str, ...]
     places: tuple[TokenPlace, ...]
@@ -57,7 +57,7 @@ class TokenGrid:
         return replace(self, values=self.values / np.where(largest > 0, largest, 1.0))
 
     def worst_cell(self) -> tuple[int, int] | None:
-        """Return row and column of the first non-finite value, else of the largest; None without any."""
+        """Return row and column of the first non-finite value, else of the largest."""
         if not self.num_measured:
             return None
         ranked = np.where(np.isfinite(self.values), self.values, np.inf)
@@ -68,7 +68,7 @@ class TokenGrid:
 
 
 def side_by_side(grids: Sequence[TokenGrid]) -> TokenGrid:
-    """Join grids of the same scopes, e.g. of all prompts. Raises ValueError when the scopes differ."""
+    """Join grids of all prompts. Raises ValueError when their scopes differ."""
     if len({grid.scopes for grid in grids}) != 1:
         raise ValueError("only grids of the same scopes can stand side by side")
     return TokenGrid(

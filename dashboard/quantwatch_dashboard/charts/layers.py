@@ -14,7 +14,7 @@ Value = float | None
 
 @dataclass(frozen=True, slots=True)
 class LayerLine:
-    """One candidate's value per place; None is "not measured". `index` chooses its colour."""
+    """One candidate's value per place; None is "not measured". `index` chooses its color."""
 
     name: str
     index: int
@@ -29,7 +29,7 @@ class LayerLine:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A log axis with a row below the decades for exact zeros and one above for non-finite values."""
+    """A log axis with a row for exact zeros below and one for non-finite values above."""
 
     low: int
     high: int
@@ -81,7 +81,7 @@ def layer_chart(
     threshold: float | None = None,
     guide: int | None = None,
 ) -> go.Figure:
-    """Draw candidates over places. `threshold` is a dashed line; `guide` a thin one at the culprit."""
+    """Draw candidates over places. `threshold` is a dashed line, `guide` marks the culprit."""
     axis = _axis([v for line in lines for v in line.values], threshold)
     figure = go.Figure()
     for line in lines:
@@ -179,7 +179,8 @@ def _threshold(figure: go.Figure, threshold: float) -> None:
     # Plotly places shapes on a log axis by value, annotations by its logarithm.
     figure.add_annotation(
         x=0, xref="paper", xanchor="left", y=math.log10(threshold), yanchor="bottom",
-        text=f"threshold {threshold:g}", showarrow=False, font={"color": palette.CULPRIT, "size": 11},
+        text=f"threshold {threshold:g}", showarrow=False,
+        font={"color": palette.CULPRIT, "size": 11},
     )  # fmt: skip
 
 

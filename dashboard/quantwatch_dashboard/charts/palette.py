@@ -14,7 +14,7 @@ INFERNO = (
     "#1B0C41", "#2F0A5B", "#4A0C6B", "#65156E", "#7F1E6C", "#992766", "#B2325A", "#C83F4B",
     "#DB503B", "#EB6628", "#F57D15", "#FB9A06", "#FBB91F", "#F6D746", "#FCFFA4",
 )  # fmt: skip
-"""Matplotlib's inferno without its black end: perceptual, color-blind safe, one scale everywhere."""
+"""Matplotlib's inferno without its black end: perceptual, color-blind safe, used everywhere."""
 
 NOT_MEASURED = "#A3A9B3"
 ZERO = "#33556E"

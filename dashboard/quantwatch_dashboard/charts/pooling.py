@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_CELLS = 40_000
-"""With a text for every cell a figure of this many cells stays below 2 MB (tests hold it)."""
+MAX_CELLS, MAX_ROWS, MAX_COLUMNS = 30_000, 600, 2_000
+"""With a text for every cell and label such a figure stays below 2 MB (tests hold it)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """A pooled matrix [S, C] and, per pooled row and column, the first original index it stands for."""
+    """A pooled matrix [S, C] and the first original index of each pooled row and column."""
 
     values: NDArray[np.float64]
     missing: NDArray[np.bool_]
@@ -33,12 +33,13 @@ def max_pool(
     """
     if values.shape != missing.shape or values.ndim != 2 or values.size == 0:
         raise ValueError(
-            f"a heatmap needs a non-empty matrix and its mask, got {values.shape} and {missing.shape}"
+            "a heatmap needs a matrix with cells and a mask of the same shape, "
+            f"got {values.shape} and {missing.shape}"
         )
     rows, columns = values.shape
-    row_step = math.ceil(rows / min(rows, max_cells))
+    row_step = math.ceil(rows / min(rows, max_cells, MAX_ROWS))
     height = math.ceil(rows / row_step)
-    column_step = math.ceil(columns / max(1, min(columns, max_cells // height)))
+    column_step = math.ceil(columns / max(1, min(columns, max_cells // height, MAX_COLUMNS)))
     row_starts = np.arange(0, rows, row_step)
     column_starts = np.arange(0, columns, column_step)
     ranks = _ranked(values, missing)

@@ -1,7 +1,7 @@
-"""The colour scale of all heatmaps: logarithmic, with bands of their own for what has no logarithm.
+"""The color scale of all heatmaps: logarithmic, with bands of their own for what has no logarithm.
 
-Below the gradient lie "not measured", −∞ and 0 (exact); above it +∞ and NaN. The colour bar therefore is
-the legend of everything on the picture, and its ticks say the real values.
+Below the gradient lie "not measured", −∞ and 0 (exact); above it +∞ and NaN. The color bar
+is the legend of everything on the picture, and its ticks say the real values.
 """
 
 import math
@@ -40,9 +40,13 @@ class LogScale:
         )
 
     def place(self, values: NDArray[np.float64], missing: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """Return each cell's coordinate on the colour axis."""
+        """Return each cell's coordinate on the color axis."""
+        low, high = math.log10(self.low), math.log10(self.high)
+        # At the very end of the gradient a cell could take the color of the band beside it.
+        inset = 1e-4 * (high - low)
         with np.errstate(divide="ignore", invalid="ignore"):
             places = np.log10(np.clip(values, self.low, self.high))
+            places = np.clip(places, low + inset, high - inset)
         for label, mask in _kinds(values, missing).items():
             if mask.any():
                 places[mask] = self._centre(label)
@@ -57,7 +61,7 @@ class LogScale:
         return high + self.band * (names.index(label) + 0.5)
 
     def colors(self) -> list[tuple[float, str]]:
-        """Return the Plotly colour scale: hard bands around a smooth gradient."""
+        """Return the Plotly color scale: hard bands around a smooth gradient."""
         start, end = self.bounds
         stops: list[tuple[float, str]] = []
         edge = start
@@ -74,7 +78,7 @@ class LogScale:
         return [(min(1.0, max(0.0, place)), color) for place, color in stops]
 
     def ticks(self) -> tuple[list[float], list[str]]:
-        """Return coordinates and labels of the colour bar: decades, and the name of each band."""
+        """Return coordinates and labels of the color bar: decades, and the name of each band."""
         low, high = math.log10(self.low), math.log10(self.high)
         step = max(1, math.ceil((high - low) / 6))
         decades = list(range(round(low), round(high) + 1, step))
@@ -95,18 +99,20 @@ def log_scale(
     missing: NDArray[np.bool_],
     fixed: tuple[float, float] | None = None,
 ) -> LogScale:
-    """Choose whole decades around the positive finite cells (at most 8), or take the fixed range."""
+    """Choose whole decades around the positive cells (at most 8), or take the fixed range."""
     kinds = _kinds(values, missing)
-    positive = values[np.isfinite(values) & (values > 0) & ~missing]
-    low, high = fixed or _range(positive)
-    clamped = bool((positive < low).any()), bool((positive > high).any())
+    numbers = values[np.isfinite(values) & (values != 0) & ~missing]
+    low, high = fixed or _range(numbers[numbers > 0])
+    clamped = bool((numbers < low).any()), bool((numbers > high).any())
     below = tuple(
         (name, color)
         for name, color in (
-            ("not measured", palette.NOT_MEASURED), ("−∞", palette.NEGATIVE_INFINITY), ("0 (exact)", palette.ZERO),
+            ("not measured", palette.NOT_MEASURED),
+            ("−∞", palette.NEGATIVE_INFINITY),
+            ("0 (exact)", palette.ZERO),
         )
         if kinds[name].any()
-    )  # fmt: skip
+    )
     above = tuple(
         (name, color)
         for name, color in (("+∞", palette.POSITIVE_INFINITY), ("NaN", palette.NAN))
@@ -128,9 +134,9 @@ def _kinds(values: NDArray[np.float64], missing: NDArray[np.bool_]) -> dict[str,
 def _range(positive: NDArray[np.float64]) -> tuple[float, float]:
     if positive.size == 0:
         return _DEFAULT_RANGE
-    high = math.ceil(math.log10(float(positive.max())) - 1e-9)
+    high = min(308, math.ceil(math.log10(float(positive.max())) - 1e-9))
     low = math.floor(math.log10(float(positive.min())) + 1e-9)
-    low = max(low, high - 8)
+    low = min(max(low, high - 8, -300), 307)
     return 10.0**low, 10.0 ** (high if high > low else low + 1)
 
 

@@ -13,14 +13,14 @@ _DECADES_AT_LEAST = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """One candidate's value per run, oldest first; None where the run has none. `index` → colour."""
+    """One candidate's value per run, oldest first; None where the run has none."""
 
     index: int
     values: Sequence[float | None]
 
 
 def sparkline(trends: Sequence[Trend], num_runs: int) -> str:
-    """Return a data URI of all candidates' trends on one log axis; 0 lies on the floor, NaN on top."""
+    """Return a data URI of all trends on one log axis; 0 lies on the floor, NaN on top."""
     positive = [v for t in trends for v in t.values if v is not None and math.isfinite(v) and v > 0]
     low = math.log10(min(positive)) if positive else -1.0
     high = math.log10(max(positive)) if positive else 0.0
@@ -40,7 +40,7 @@ def _line(trend: Trend, num_runs: int, low: float, high: float) -> str:
     ]
     segments = _segments(points)
     lines = "".join(
-        f'<polyline fill="none" stroke="{color}" stroke-width="1.8" stroke-linejoin="round" points="'
+        f'<polyline fill="none" stroke="{color}" stroke-width="1.8" points="'
         + " ".join(f"{x:.1f},{y:.1f}" for x, y in segment)
         + '"/>'
         for segment in segments

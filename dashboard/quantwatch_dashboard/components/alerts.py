@@ -1,16 +1,13 @@
 """Alerts as rows: rule, place, value against threshold, in words."""
 
-import math
-
 from quantwatch.domain import Alert, RunResult
-from quantwatch.report.words import worst_first
+from quantwatch.report.words import alert_value, worst_first
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components.candidates import swatch
 from quantwatch_dashboard.components.markup import Html, table, tag
 from quantwatch_dashboard.components.verdict import severity_badge
 
 _HEADERS = ("Severity", "Candidate", "Where", "Rule")
-_KINDS = {"nan": math.nan, "posinf": math.inf, "neginf": -math.inf}
 
 
 def alert_table(result: RunResult) -> Html:
@@ -22,7 +19,7 @@ def alert_table(result: RunResult) -> Html:
 
 
 def _row(alert: Alert, index: int) -> list[object]:
-    value = alert.value if alert.value is not None else _KINDS.get(alert.value_kind)
+    value = text.plain(alert_value(alert))
     measured = tag("span", f"{alert.metric} · {alert.statistic}", class_="qw-sub")
     return [
         tag("td", severity_badge(alert.severity)),

@@ -1,8 +1,6 @@
 """The candidates of a run side by side, and the four numbers of the one that matters."""
 
-import math
-
-from quantwatch.domain import CandidateResult, RunResult
+from quantwatch.domain import CandidateResult, Measurement, RunResult
 from quantwatch.report.figures import Figures
 from quantwatch.report.numbers import Number
 from quantwatch_dashboard import text
@@ -16,12 +14,6 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def plain(shown: Number) -> float | None:
-    """Return a report's number as a float: NaN and ±∞ as themselves, None when not measured."""
-    kinds = {"nan": math.nan, "posinf": math.inf, "neginf": -math.inf}
-    return kinds.get(shown.kind, shown.value)
-
-
 def swatch(index: int) -> Html:
     """Return the small square in a candidate's chart color."""
     return tag("span", class_="qw-swatch", style=f"--series: {palette.series_style(index)[0]}")
@@ -31,16 +23,20 @@ def tiles(candidate: CandidateResult) -> Html:
     """Return the headline numbers of one candidate."""
     figures = Figures(candidate)
     reference, own, ratio = figures.perplexities
-    kl = figures.row("logit_kl")
-    return tag(
-        "div",
-        _tile("Output KL", _mean_se(figures, "logit_kl"), "nats, mean ± standard error by prompt"),
-        _tile("Worst token", text.number(plain(figures.number("logit_kl", name="max"))), _worst_place(kl)),
-        _tile("Top-1 agreement", text.percent(plain(figures.number("top1_agreement"))), "same first choice, ties count"),
-        _tile("Perplexity ratio", text.number(plain(ratio), 5), f"{_three(reference)} → {_three(own)}"),
-        _tile("Top-5 logit deviation", text.number(plain(figures.number("topk_logit_deviation_k5"))), "mean |Δ| over the reference's top 5"),
-        class_="qw-tiles",
-    )  # fmt: skip
+    worst, agreement = figures.number("logit_kl", name="max"), figures.number("top1_agreement")
+    deviation = figures.number("topk_logit_deviation_k5")
+    shown = (
+        ("Output KL", _mean_se(figures, "logit_kl"), "nats, mean ± standard error by prompt"),
+        ("Worst token", _digits(worst), _worst_place(figures.row("logit_kl"))),
+        ("Top-1 agreement", text.percent(text.plain(agreement)), "same first choice, ties count"),
+        ("Perplexity ratio", _digits(ratio, 5), f"{_digits(reference, 4)} → {_digits(own, 4)}"),
+        ("Top-5 logit deviation", _digits(deviation), "mean |Δ| over the reference's top 5"),
+    )
+    return tag("div", *(_tile(*tile) for tile in shown), class_="qw-tiles")
+
+
+def _digits(shown: Number, digits: int = 3) -> str:
+    return text.number(text.plain(shown), digits)
 
 
 def _tile(key: str, value: str, detail: str) -> Html:
@@ -48,20 +44,15 @@ def _tile(key: str, value: str, detail: str) -> Html:
     return tag("div", *rows, class_="qw-tile")
 
 
-def _three(shown: Number) -> str:
-    return text.number(plain(shown), 4)
-
-
-def _worst_place(row: object) -> str:
-    prompt = getattr(row, "max_prompt", None)
-    if prompt is None:
+def _worst_place(row: Measurement | None) -> str:
+    if row is None or row.max_prompt is None:
         return "largest output KL of one token"
-    return f"prompt {prompt}, token {getattr(row, 'max_position', None)}"
+    return f"prompt {row.max_prompt}, token {row.max_position}"
 
 
 def _mean_se(figures: Figures, metric: str) -> str:
     row = figures.row(metric)
-    mean = text.number(plain(figures.number(metric)))
+    mean = _digits(figures.number(metric))
     return f"{mean} ± {text.number(row.se, 2)}" if row is not None and row.se else mean
 
 
@@ -109,11 +100,11 @@ def _cells(candidate: CandidateResult, index: int, largest: float) -> list[objec
         join(
             [_mean_se(figures, "logit_kl"), _bar(_finite(kl), largest, index), _nonfinite(figures)]
         ),
-        *(text.number(plain(n)) for n in numbers),
-        text.percent(plain(figures.number("top1_agreement"))),
-        text.number(plain(figures.perplexities[2]), 5),
-        text.number(plain(figures.number("topk_logit_deviation_k5"))),
-        text.number(plain(figures.leaked_mass)),
+        *(_digits(n) for n in numbers),
+        text.percent(text.plain(figures.number("top1_agreement"))),
+        _digits(figures.perplexities[2], 5),
+        _digits(figures.number("topk_logit_deviation_k5")),
+        _digits(figures.leaked_mass),
         f"{variant.bits_per_weight:.2f}" if variant else "–",
         text.size(variant.size_bytes if variant else None),
         "yes" if candidate.bit_equal else "no",

@@ -35,11 +35,12 @@ def _check_row(check: CheckSummary, now: datetime, zone: tzinfo) -> list[object]
         tag("td", link(check.check, "run", run=run.run_id), _trouble(check, now), class_="name"),
         tag("td", _candidates(run)),
         tag("td", _trend(check)),
-        tag("td", _alerts(check)),
+        tag("td", _alerts(check), data_label="Open alerts"),
         tag(
             "td",
             moment(check.newest.started_at, now, zone),
             tag("span", _suite(run), class_="qw-sub"),
+            data_label="Last run",
         ),
         tag("td", link("Open run →", "run", run=run.run_id), class_="n"),
     ]
@@ -59,12 +60,13 @@ def _since(check: CheckSummary, now: datetime, zone: tzinfo) -> Html:
 
 
 def _trouble(check: CheckSummary, now: datetime) -> Html:
-    """Say that the newest run did not finish: the monitor's trouble, shown apart from the verdict."""
+    """Say that the newest run did not finish: trouble is shown apart from the verdict."""
     run = check.trouble
     if run is None:
         return Html("")
     reason = text.clip(run.reason or "no reason was recorded", 160)
-    said = f"⚡ Monitor trouble: newest run {run.status.value} {text.age(run.started_at, now)}. {reason}"
+    when = text.age(run.started_at, now)
+    said = f"⚡ Monitor trouble: newest run {run.status.value} {when}. {reason}"
     return tag("div", tag("span", said, class_="qw-trouble"))
 
 

@@ -7,6 +7,7 @@ from quantwatch.report import words
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components.markup import Html, tag
 from quantwatch_dashboard.components.verdict import badge, candidate_badge, tone
+from quantwatch_dashboard.series import outlier
 
 
 def leading(result: RunResult) -> CandidateResult | None:
@@ -55,9 +56,24 @@ def _message(result: RunResult, lead: CandidateResult | None) -> tuple[str, str,
             f"{lead.name} departs most. {words.explanation(lead)}{also}",
             "",
         )
-    culprit = lead.culprit.scope if lead.culprit is not None else None
-    said = words.explanation(lead).removeprefix(f"{culprit}: ")
-    return culprit or words.headline(result), f"{said[:1].upper()}{said[1:]}{also}", who
+    return _fault(result, lead), f"{_said(lead)}{also}", who
+
+
+def _fault(result: RunResult, lead: CandidateResult) -> str:
+    """Name the place that broke; when none stands out, the worst alert says what is wrong."""
+    if lead.first_nonfinite is not None:
+        return f"Not finite from {lead.first_nonfinite.scope} on"
+    if outlier(result, lead) is not None and lead.culprit is not None and lead.culprit.scope:
+        return lead.culprit.scope
+    own = [alert for alert in words.worst_first(result.alerts) if alert.candidate == lead.name]
+    return own[0].words if own else words.headline(result)
+
+
+def _said(lead: CandidateResult) -> str:
+    """Say why, without repeating the headline."""
+    scope = lead.culprit.scope if lead.culprit is not None else None
+    said = words.explanation(lead).removeprefix(f"{scope}: ")
+    return f"{said[:1].upper()}{said[1:]}"
 
 
 def _others(result: RunResult, lead: CandidateResult | None) -> Html:

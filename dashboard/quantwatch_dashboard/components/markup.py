@@ -1,4 +1,4 @@
-"""Markup that can't be injected: every string that isn't `Html` is escaped when it is put into a tag.
+"""Markup that can't be injected: whatever isn't `Html` is escaped when it is put into a tag.
 
 Streamlit's Markdown interprets `$`, `:red[…]`, links and images, so no text from the database ever
 goes through it; it becomes a child of a tag here, or a cell of a data frame.
@@ -16,7 +16,7 @@ class Html(str):
 
 
 def tag(name: str, *children: object, **attributes: object) -> Html:
-    """Return an element. Children that aren't `Html` are escaped; a trailing _ of a name is dropped."""
+    """Return an element; children that aren't `Html` are escaped. `class_` stands for class."""
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{text.escape(value)}"'
         for key, value in attributes.items()

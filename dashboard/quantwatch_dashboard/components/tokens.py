@@ -51,8 +51,11 @@ def _heat(value: float, largest: float) -> float:
 def top_tables(top: NDArray[np.float64], words: Mapping[int, str]) -> Html:
     """Return the top tokens of both models at one position, [5, K], best first, side by side."""
     reference_ids, reference, candidate_ids, candidate, at_reference = top
-    headers = ["#", "Reference", tag("th", "logit", class_="n"), tag("th", "candidate's logit", class_="n"),
-               tag("th", "difference", class_="n"), "Candidate", tag("th", "logit", class_="n")]  # fmt: skip
+    logit, other, difference, own = (
+        tag("th", name, class_="n")
+        for name in ("logit", "candidate's logit", "difference", "logit")
+    )
+    headers = ["#", "Reference", logit, other, difference, "Candidate", own]
     rows = [
         [
             str(rank + 1),

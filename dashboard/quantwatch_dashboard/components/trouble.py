@@ -6,7 +6,7 @@ from functools import wraps
 
 import streamlit as st
 
-from quantwatch.errors import QuantwatchError, UserError
+from quantwatch.errors import ConfigError, QuantwatchError, UserError
 from quantwatch_dashboard import queries
 from quantwatch_dashboard.components.markup import Html, tag
 
@@ -28,6 +28,8 @@ def guarded(view: Callable[[], None]) -> Callable[[], None]:
     def show() -> None:
         try:
             view()
+        except ConfigError as error:
+            st.html(state("The database is not named correctly", str(error)))
         except UserError as error:
             st.html(state("That is not in this database", str(error), _where()))
         except QuantwatchError as error:

@@ -1,5 +1,6 @@
 """The layer × token heatmap with what the reader can switch, and a sentence on what it shows."""
 
+import plotly.graph_objects as go
 import streamlit as st
 
 from quantwatch.domain import CandidateResult, RunResult, is_layer
@@ -17,7 +18,7 @@ _RANGES = {
     "topk_logit_deviation_k3": (1e-3, 10.0),
 }
 """Fixed, so that pictures of two prompts, candidates or runs can be compared."""
-_NORMALISED = (1e-3, 1.0)
+_NORMALISED = (1e-2, 1.0)
 _TOKENS = {
     "all": "measured tokens, all prompts",
     "prompt": "measured tokens, this prompt",
@@ -39,55 +40,63 @@ def show(url: str, result: RunResult, candidate: CandidateResult, prompt: int, m
     if _layers(grid).missing.all(axis=0).any():
         with three:
             wanted = pick("Tokens", "tokens", list(_TOKENS), "all", _TOKENS.__getitem__)
-        grid = _tokens(url, result, candidate, metric, grid, wanted)
+        grid = _tokens(url, result.suite_hash, key, grid, wanted)
     shown = grid.rows([s for s in grid.scopes if s != "model"]) if parts else _layers(grid)
-    _draw(shown, candidate, metric, None if fit else _RANGES[metric], "heatmap")
+    marked = series.outlier(result, candidate)
+    _draw(shown, heatmap_of(shown, metric, fixed=not fit, marked=marked), metric, "heatmap")
 
 
 def all_prompts(
     url: str, result: RunResult, candidate: CandidateResult, metric: str, *, normalised: bool
 ) -> None:
     """Show one metric at the measured tokens of all prompts."""
-    found = queries.measured_tokens(url, result.run_id, candidate.name, metric, result.suite_hash)
+    key = (result.run_id, candidate.name, metric)
+    found = queries.measured_tokens(url, *key, result.suite_hash)
     assert found is not None, "the metric was chosen from the stored blocks"
-    shown = _layers(found).measured_only()
+    grid = _layers(found).measured_only()
+    marked = series.outlier(result, candidate)
     if normalised:
-        _draw(shown.normalised(), candidate, metric, _NORMALISED, "topk", "÷ the layer's largest")
+        scaled = grid.normalised()
+        figure = heatmap_of(scaled, metric, marked=marked, title="÷ the layer's largest")
     else:
-        _draw(shown, candidate, metric, _RANGES[metric], "topk")
+        figure = heatmap_of(grid, metric, marked=marked)
+    _draw(grid, figure, metric, "topk")
 
 
 def _tokens(
-    url: str,
-    result: RunResult,
-    candidate: CandidateResult,
-    metric: str,
-    grid: TokenGrid,
-    wanted: str,
+    url: str, suite_hash: str, key: queries.BlockKey, grid: TokenGrid, wanted: str
 ) -> TokenGrid:
-    if wanted == "every":
-        return grid
-    if wanted == "prompt":
-        return grid.measured_only()
-    run_id, name, suite = result.run_id, candidate.name, result.suite_hash
-    return queries.measured_tokens(url, run_id, name, metric, suite) or grid
+    if wanted == "all":
+        return queries.measured_tokens(url, *key[:3], suite_hash) or grid
+    return grid.measured_only() if wanted == "prompt" else grid
+
+
+def heatmap_of(
+    grid: TokenGrid,
+    metric: str,
+    *,
+    fixed: bool = True,
+    marked: str | None = None,
+    title: str | None = None,
+) -> go.Figure | None:
+    """Return the picture of a grid in its metric's colors, None when nothing was measured."""
+    if not grid.values.size:
+        return None
+    usual = _NORMALISED if title is not None else _RANGES[metric]
+    shown = title or METRICS[metric].title
+    return heatmap(grid, title=shown, fixed=usual if fixed else None, marked=marked)
 
 
 def _layers(grid: TokenGrid) -> TokenGrid:
     return grid.rows([s for s in grid.scopes if is_layer(s) or s in ("embedding", "final_norm")])
 
 
-def _draw(
-    grid: TokenGrid, candidate: CandidateResult, metric: str,
-    fixed: tuple[float, float] | None, key: str, title: str | None = None,
-) -> None:  # fmt: skip
-    if not grid.values.size:
+def _draw(grid: TokenGrid, figure: go.Figure | None, metric: str, key: str) -> None:
+    if figure is None:
         st.html(tag("p", "Nothing of this metric was measured here.", class_="qw-soft"))
         return
     spec = METRICS[metric]
-    marked = series.culprit_layer(candidate)
-    figure = heatmap(grid, title=title or spec.title, fixed=fixed, marked=marked)
-    alt = f"{spec.title} of {candidate.name} by layer and token"
+    alt = f"{spec.title} by layer and token"
     st.plotly_chart(figure, key=key, config={"displaylogo": False}, alt=alt)
     name = tag("b", f"{spec.title}, {spec.unit}. " if spec.unit != "1" else f"{spec.title}. ")
     st.html(tag("p", name, f"{spec.formula}. {_words(grid)}", class_="qw-soft qw-small"))

@@ -33,7 +33,7 @@ def show(url: str, result: RunResult, lead: CandidateResult) -> None:
     if not stored:
         st.html(tag("p", "No token matrices are stored for this candidate.", class_="qw-soft"))
         return
-    default = _default_prompt(candidate, stored)
+    default = _default_prompt(result, candidate, stored)
     with middle:
         prompt = int(
             pick("Prompt", "prompt", list(stored), default, lambda key: _describe(stored[key]))
@@ -53,9 +53,11 @@ def _describe(prompt: StoredPrompt) -> str:
     return f"{about} · {text.clip(excerpt, 60)}"
 
 
-def _default_prompt(candidate: CandidateResult, options: dict[str, StoredPrompt]) -> str:
-    """Return the prompt on which the culprit's layer is worst, else the one with the worst token."""
-    at = series.culprit_layer(candidate)
+def _default_prompt(
+    result: RunResult, candidate: CandidateResult, options: dict[str, StoredPrompt]
+) -> str:
+    """Return the prompt on which the outlier is worst, else the one with the worst token."""
+    at = series.outlier(result, candidate)
     rows = [candidate.find("rel_error", at) if at else None, candidate.find("logit_kl")]
     worst = [str(row.max_prompt) for row in rows if row is not None and row.max_prompt is not None]
     return next((prompt for prompt in worst if prompt in options), next(iter(options)))

@@ -1,4 +1,4 @@
-"""The token view: a prompt colored by its output KL, and both models' first choices at one token."""
+"""A prompt colored by its output KL, and both models' first choices at one token."""
 
 from dataclasses import asdict
 

@@ -14,10 +14,10 @@ cancel on paper instead of in the rounding:
 KL feels r only in second order, TV and JS in first: a peaked row's JS would be wrong by 1 %.
 
 Two forms of the sums. The closed one is as above. E + d cancels when d is small, so chunks with
-|d| ≤ 1 everywhere use polynomials for E + d and for the summand of JS, and so do rows whose weighted
-drift is too small for the closed form. What float32 can't do (−inf, NaN, |d| > 60, a row that has
-both a tiny drift and a large |d|) comes out as NaN and is done again in float64 by the twin in
-`exact.py`, counted as a fallback.
+|d| ≤ 1 everywhere use polynomials for E + d and for the summand of JS, and so do rows whose
+weighted drift is too small for the closed form. What float32 can't do (−inf, NaN, |d| > 60, a row
+that has both a tiny drift and a large |d|) comes out as NaN and is done again in float64 by the
+twin in `exact.py`, counted as a fallback.
 
 R rows, V ids. Sums run in float32 over float32 products; what they are divided by is float64.
 """
@@ -46,12 +46,12 @@ _BLOCK = 128
 
 
 def _kl_summand(d: NDArray[np.float64]) -> NDArray[np.float64]:
-    return (np.expm1(-d) + d) / d**2
+    return np.asarray((np.expm1(-d) + d) / d**2)
 
 
 def _js_summand(x: NDArray[np.float64]) -> NDArray[np.float64]:
     t = np.tanh(x / 2)
-    return (1 + np.exp(-x)) / 4 * (np.log1p(-t * t) + t * x) / x**2
+    return np.asarray((1 + np.exp(-x)) / 4 * (np.log1p(-t * t) + t * x) / x**2)
 
 
 def _coefficients(function: Callable[..., NDArray[np.float64]], bound: float) -> tuple[Tensor, ...]:
@@ -83,7 +83,7 @@ class Centred(NamedTuple):
 
     def scratch(self, name: str) -> Tensor:
         """Return a buffer of the same shape."""
-        return workspace.take(name, *self.p.shape, self.p.device)
+        return workspace.take_like(name, self.p)
 
     def select(self, mask_R: Tensor) -> "Centred":
         """Return the rows of a mask, copied to other scratch memory."""
@@ -109,13 +109,14 @@ def _exact_sum(x_RV: Tensor) -> Tensor:
     rows, width = x_RV.shape
     whole = width // _BLOCK * _BLOCK
     total = x_RV[:, whole:].sum(-1).double()
-    return total + x_RV[:, :whole].view(rows, -1, _BLOCK).sum(-1).sum(-1, dtype=torch.float64)
+    return total + x_RV[:, :whole].view(rows, whole // _BLOCK, _BLOCK).sum(-1).sum(
+        -1, dtype=torch.float64
+    )
 
 
 def centre(z_ref_RV: Tensor, z_cand_RV: Tensor) -> Centred:
-    """Prepare float32 logits; the result lives in this thread's scratch memory until the next call."""
-    shape = z_ref_RV.shape
-    p, d, products = (workspace.take(n, *shape, z_ref_RV.device) for n in ("e", "delta", "x"))
+    """Prepare float32 logits. The result is this thread's scratch memory until the next call."""
+    p, d, products = (workspace.take_like(n, z_ref_RV) for n in ("e", "delta", "x"))
     torch.softmax(z_ref_RV, -1, out=p)  # 30 % faster than exp; its own normaliser is off by 1e-5
     torch.sub(z_ref_RV, z_cand_RV, out=d)
     mass = _exact_sum(p)

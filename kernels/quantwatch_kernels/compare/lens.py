@@ -67,19 +67,18 @@ def lens_statistics(
     readout: Readout,
     *,
     chunk: int = 64,
-    backend: str | None = None,
 ) -> LensStatistics:
     """Compare hidden states [n, H] through `readout`, `chunk` rows of logits at a time.
 
     The head's weights are read once per chunk and model: hand in the rows of many layers at once.
-    Finite rows that are equal bit for bit are 0 without being read off. Raises ValueError for shapes
-    that don't fit or chunk < 1.
+    Finite rows that are equal bit for bit are 0 without being read off. Raises ValueError for
+    shapes that don't fit or chunk < 1.
     """
     check_pair("hidden states", h_ref, h_cand)
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1; it is {chunk}.")
     with torch.no_grad():
-        return LENS.run(backend, h_ref, h_cand, readout, chunk)
+        return LENS.run(None, h_ref, h_cand, readout, chunk)
 
 
 def lens_kl(h_ref: Tensor, h_cand: Tensor, readout: Readout) -> Tensor:
@@ -91,10 +90,11 @@ def lens_kl(h_ref: Tensor, h_cand: Tensor, readout: Readout) -> Tensor:
 def _aten(h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int) -> LensStatistics:
     out = torch.zeros(3, len(h_ref), dtype=torch.float64, device=h_ref.device)
     equal = ((h_ref == h_cand) & torch.isfinite(h_ref)).all(-1)
-    for rows in (~equal).nonzero().flatten().split(chunk):
+    for rows in torch.split((~equal).nonzero().flatten(), chunk):
         z_ref, z_cand = readout.logits(h_ref[rows]), readout.logits(h_cand[rows])
-        ids = top_k(z_ref.contiguous(), 5)
-        out[:, rows] = torch.stack([kl_rows(LENS.name, z_ref, z_cand), *_deviations(z_ref, z_cand, ids)])
+        ids = top_k(z_ref, 5)
+        kl = kl_rows(LENS.name, z_ref, z_cand)
+        out[:, rows] = torch.stack([kl, *_deviations(z_ref, z_cand, ids)])
     return LensStatistics(*out)
 
 

@@ -1,4 +1,4 @@
-"""Output statistics: everything that practitioners quote about two models' next-token distributions.
+"""Output statistics: what practitioners quote about two models' next-token distributions.
 
 One pass over chunks of rows; see `divergence.py` for the formulas and `topk.py` for the selections.
 n rows, V ids, K kept logits.
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quantwatch_kernels.compare.divergence import centre, divergences
-from quantwatch_kernels.compare.exact import compare_exactly, count_exact_rows
+from quantwatch_kernels.compare.exact import Exact, compare_exactly, redo_exactly
 from quantwatch_kernels.compare.rows import check_pair, chunks
 from quantwatch_kernels.compare.topk import top_k
 from quantwatch_kernels.numerics import spacing
@@ -20,7 +20,7 @@ __all__ = ["OutputStatistics", "leaked_mass", "output_statistics"]
 
 
 class OutputStatistics(NamedTuple):
-    """Statistics per row, float64 [n] in nats unless said otherwise; rows with NaN logits are NaN."""
+    """Statistics per row, float64 [n], nats unless said otherwise; rows with NaN logits are NaN."""
 
     logit_kl: Tensor
     """KL(reference ‖ candidate)."""
@@ -76,7 +76,7 @@ class _Raw(NamedTuple):
 OUTPUT: Op[[Tensor, Tensor, Tensor, _Heads], _Raw] = Op("output_statistics")
 
 
-def output_statistics(  # noqa: PLR0913 — the contract with capture
+def output_statistics(
     z_ref: Tensor,
     z_cand: Tensor,
     targets: Tensor,
@@ -84,7 +84,6 @@ def output_statistics(  # noqa: PLR0913 — the contract with capture
     reference_dtype: torch.dtype,
     candidate_dtype: torch.dtype,
     keep: int = 10,
-    backend: str | None = None,
 ) -> OutputStatistics:
     """Compare logits [n, V] row by row; `targets` int64 [n], −1 where there is none.
 
@@ -97,7 +96,7 @@ def output_statistics(  # noqa: PLR0913 — the contract with capture
         raise ValueError(f"keep must be at least 1; it is {keep}.")
     heads = _Heads(reference_dtype, candidate_dtype, keep)
     with torch.no_grad():
-        raw = OUTPUT.run(backend, z_ref, z_cand, targets.clamp_min(0), heads)
+        raw = OUTPUT.run(None, z_ref, z_cand, targets.clamp_min(0), heads)
         return _assemble(z_ref, z_cand, targets, heads, raw)
 
 
@@ -107,7 +106,7 @@ def _check_targets(targets: Tensor, z: Tensor) -> None:
         raise ValueError(
             f"targets must be int64 [{n}]; they are {targets.dtype} {list(targets.shape)}."
         )
-    if n and not (-1 <= int(targets.min()) and int(targets.max()) < width):
+    if n and not (int(targets.min()) >= -1 and int(targets.max()) < width):
         raise ValueError(
             f"targets must lie in -1 … {width - 1}; they span "
             f"{int(targets.min())} … {int(targets.max())}."
@@ -121,44 +120,29 @@ def _at(z: Tensor, ids: Tensor) -> Tensor:
 
 @OUTPUT.register("aten")
 def _aten(z_ref: Tensor, z_cand: Tensor, targets: Tensor, heads: _Heads) -> _Raw:
-    parts = [_aten_chunk(*chunk, heads) for chunk in chunks(z_ref, z_cand, targets)]
-    sums, target, reference_ids, candidate_ids = zip(*parts, strict=True)
-    return _Raw(
-        torch.cat(sums, -1), torch.cat(target, -1), torch.cat(reference_ids), torch.cat(candidate_ids)
-    )
-
-
-def _aten_chunk(z_ref: Tensor, z_cand: Tensor, targets: Tensor, heads: _Heads) -> _Raw:
-    z_ref, z_cand = z_ref.float().contiguous(), z_cand.float().contiguous()
     reference_ids, candidate_ids = top_k(z_ref, heads.k), top_k(z_cand, heads.k)
     top = reference_ids[:, 0]
-    c = centre(z_ref, z_cand)
-    log_p_top = torch.log(_at(c.p, top) / c.mass)
-    *sums, offset = divergences(c)
+    parts = [_aten_chunk(a, b, t) for a, b, t in chunks(z_ref, z_cand, top)]
+    *sums, log_p_top, log_ratio_less_gap = torch.cat(parts, -1)
     z_target = _at(z_ref, targets)
     log_p = log_p_top - (_at(z_ref, top) - z_target)
-    ratio = z_target - _at(z_cand, targets) - c.shift + offset
-    raw = _Raw(
-        torch.stack(sums),
-        torch.stack([log_p, log_p - ratio, ratio]),
-        reference_ids,
-        candidate_ids,
-    )
-    _redo(z_ref, z_cand, targets, raw)
+    ratio = z_target - _at(z_cand, targets) + log_ratio_less_gap
+    target = torch.stack([log_p, log_p - ratio, ratio])
+    raw = _Raw(torch.stack(sums), target, reference_ids, candidate_ids)
+    for rows, exact in redo_exactly(OUTPUT.name, z_ref, z_cand, raw.sums.isnan().any(0)):
+        raw.sums[:, rows], raw.target[:, rows] = _columns(exact, targets[rows])
     return raw
 
 
-def _redo(z_ref: Tensor, z_cand: Tensor, targets: Tensor, raw: _Raw) -> None:
-    """Overwrite the rows that float32 could not do."""
-    rows = raw.sums.isnan().any(0).nonzero().flatten()
-    if len(rows):
-        count_exact_rows(OUTPUT.name, z_ref[rows], z_cand[rows])
-        exact = _reference_sums(z_ref[rows], z_cand[rows], targets[rows])
-        raw.sums[:, rows], raw.target[:, rows] = exact
+def _aten_chunk(z_ref: Tensor, z_cand: Tensor, top: Tensor) -> Tensor:
+    """Return the four sums, ln p of the top id, and ln(p/q) − δz: float64 [6, R]."""
+    c = centre(z_ref.float().contiguous(), z_cand.float().contiguous())
+    log_p_top = torch.log(_at(c.p, top) / c.mass)
+    *sums, offset = divergences(c)
+    return torch.stack([*sums, log_p_top, offset - c.shift])
 
 
-def _reference_sums(z_ref: Tensor, z_cand: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    e = compare_exactly(z_ref, z_cand)
+def _columns(e: Exact, targets: Tensor) -> tuple[Tensor, Tensor]:
     target = torch.stack([_at(x, targets) for x in (e.log_p, e.log_q, e.log_ratio)])
     return torch.stack([e.kl, e.reverse, e.js, e.tv]), target
 
@@ -166,7 +150,7 @@ def _reference_sums(z_ref: Tensor, z_cand: Tensor, targets: Tensor) -> tuple[Ten
 @OUTPUT.register("reference")
 def _reference(z_ref: Tensor, z_cand: Tensor, targets: Tensor, heads: _Heads) -> _Raw:
     ids = [z.sort(dim=-1, descending=True, stable=True)[1][:, : heads.k] for z in (z_ref, z_cand)]
-    return _Raw(*_reference_sums(z_ref, z_cand, targets), *ids)
+    return _Raw(*_columns(compare_exactly(z_ref, z_cand), targets), *ids)
 
 
 def _assemble(
@@ -178,18 +162,19 @@ def _assemble(
     overlap = (ids[:, :5, None] == raw.candidate_ids[:, None, :5]).any(-1).double().mean(-1)
     gap = (reference - at_reference).abs()
     deviation = torch.where(reference == at_reference, 0.0, gap)  # −∞ in both is no deviation
-    shape = [agreement, overlap, deviation[:, :5].mean(-1), deviation[:, :3].mean(-1)]
+    ranks = [agreement, overlap, deviation[:, :5].mean(-1), deviation[:, :3].mean(-1)]
     undefined = raw.sums[0].isnan()
-    return OutputStatistics(
+    columns = [
         *raw.sums,
-        *(column.masked_fill(undefined, torch.nan) for column in shape),
+        *(column.masked_fill(undefined, torch.nan) for column in ranks),
         *(column.masked_fill(targets < 0, torch.nan) for column in _target_columns(raw)),
-        reference_ids=ids[:, :keep],
-        reference_logits=reference[:, :keep].float(),
-        candidate_ids=raw.candidate_ids[:, :keep],
-        candidate_logits=_at(z_cand, raw.candidate_ids[:, :keep]).float(),
-        candidate_at_reference=at_reference[:, :keep].float(),
-    )
+        ids[:, :keep],
+        reference[:, :keep].float(),
+        raw.candidate_ids[:, :keep],
+        _at(z_cand, raw.candidate_ids[:, :keep]).float(),
+        at_reference[:, :keep].float(),
+    ]
+    return OutputStatistics(*columns)
 
 
 def _top1_agreement(z_ref: Tensor, z_cand: Tensor, heads: _Heads, raw: _Raw) -> Tensor:
@@ -211,7 +196,7 @@ def _target_columns(raw: _Raw) -> tuple[Tensor, ...]:
 LEAKED: Op[[Tensor, int], Tensor] = Op("leaked_mass")
 
 
-def leaked_mass(z_cand: Tensor, shared: int, *, backend: str | None = None) -> Tensor:
+def leaked_mass(z_cand: Tensor, shared: int) -> Tensor:
     """Return the candidate's probability at ids ≥ `shared`, float64 [n], of logits [n, V].
 
     Raises ValueError unless 1 ≤ shared ≤ V.
@@ -221,7 +206,7 @@ def leaked_mass(z_cand: Tensor, shared: int, *, backend: str | None = None) -> T
             f"shared must lie in 1 … V for logits [n, V]; it is {shared} for {list(z_cand.shape)}."
         )
     with torch.no_grad():
-        return LEAKED.run(backend, z_cand, shared)
+        return LEAKED.run(None, z_cand, shared)
 
 
 @LEAKED.register("aten")
@@ -229,7 +214,9 @@ def _leaked_aten(z_cand: Tensor, shared: int) -> Tensor:
     parts = []
     for (z,) in chunks(z_cand):
         p = torch.softmax(z.float(), -1)
-        leaked, kept = (part.sum(-1, dtype=torch.float64) for part in (p[:, shared:], p[:, :shared]))
+        leaked, kept = (
+            part.sum(-1, dtype=torch.float64) for part in (p[:, shared:], p[:, :shared])
+        )
         parts.append(leaked / (leaked + kept))
     return torch.cat(parts)
 

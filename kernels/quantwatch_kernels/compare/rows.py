@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quantwatch_kernels.compare.divergence import centre, kl
-from quantwatch_kernels.compare.exact import compare_exactly, count_exact_rows
+from quantwatch_kernels.compare.exact import redo_exactly
 from quantwatch_kernels.compare.workspace import rows_per_chunk
 
 __all__ = ["check_pair", "chunks", "kl_rows"]
@@ -20,26 +20,26 @@ def check_pair(what: str, reference: Tensor, candidate: Tensor) -> None:
             f"they are {list(reference.shape)} and {list(candidate.shape)}."
         )
     if not (reference.is_floating_point() and candidate.is_floating_point()):
-        raise ValueError(f"{what} must be floats; they are {reference.dtype} and {candidate.dtype}.")
+        raise ValueError(
+            f"{what} must be floats; they are {reference.dtype} and {candidate.dtype}."
+        )
 
 
 def chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Cut tensors alike along their rows into pieces that fit the cache; one empty piece for n = 0."""
+    """Cut tensors along their rows into pieces that fit the cache; one empty piece for n = 0."""
     rows = rows_per_chunk(tensors[0].shape[-1])
     for start in range(0, max(1, len(tensors[0])), rows):
         yield tuple(tensor[start : start + rows] for tensor in tensors)
 
 
 def kl_rows(op: str, z_ref: Tensor, z_cand: Tensor) -> Tensor:
-    """Return KL(softmax z_ref ‖ softmax z_cand), float64 [n]; rows done in float64 count for `op`."""
+    """Return KL(softmax z_ref ‖ softmax z_cand), float64 [n]; fallbacks count for `op`."""
     return torch.cat([_kl_chunk(op, *chunk) for chunk in chunks(z_ref, z_cand)])
 
 
 def _kl_chunk(op: str, z_ref: Tensor, z_cand: Tensor) -> Tensor:
     z_ref, z_cand = z_ref.float().contiguous(), z_cand.float().contiguous()
     result = kl(centre(z_ref, z_cand))
-    rows = result.isnan().nonzero().flatten()
-    if len(rows):
-        count_exact_rows(op, z_ref[rows], z_cand[rows])
-        result[rows] = compare_exactly(z_ref[rows], z_cand[rows]).kl
+    for rows, exact in redo_exactly(op, z_ref, z_cand, result.isnan()):
+        result[rows] = exact.kl
     return result

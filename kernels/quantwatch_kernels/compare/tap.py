@@ -1,6 +1,6 @@
 """Statistics of a module's output: how far the candidate's hidden state is from the reference's.
 
-All in float64, since squares of bfloat16's 1e30 don't fit in float32 and the price is 0.2 µs per row.
+All in float64: squares of bfloat16's 1e30 don't fit in float32, and the price is 0.2 µs per row.
 n rows, H hidden width. 0 ÷ 0 is 0 (equal), x ÷ 0 is ∞; a row with a NaN is NaN.
 """
 
@@ -44,18 +44,17 @@ def tap_statistics(
     h_cand: Tensor,
     *,
     reference_norm: Tensor | None = None,
-    backend: str | None = None,
 ) -> TapStatistics:
-    """Compare hidden states [n, H] of any float dtypes; `reference_norm` is a cached `row_norm(h_ref)`.
+    """Compare hidden states [n, H] of any float dtypes.
 
-    Raises ValueError for shapes that don't fit.
+    `reference_norm` is a cached `row_norm(h_ref)`. Raises ValueError for shapes that don't fit.
     """
     check_pair("hidden states", h_ref, h_cand)
     norm = row_norm(h_ref) if reference_norm is None else reference_norm
     if norm.shape != h_ref.shape[:1]:
         raise ValueError(f"reference_norm must be [{len(h_ref)}]; it is {list(norm.shape)}.")
     with torch.no_grad():
-        return TAP.run(backend, h_ref, h_cand, norm)
+        return TAP.run(None, h_ref, h_cand, norm)
 
 
 def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -93,14 +92,14 @@ def _tap_reference(h_ref: Tensor, h_cand: Tensor, reference_norm: Tensor) -> Tap
     return TapStatistics(rel_error, 20 * torch.log10(1 / rel_error), cosine, b.abs().amax(-1))
 
 
-def feature_kl(h_ref: Tensor, h_cand: Tensor, *, backend: str | None = None) -> Tensor:
+def feature_kl(h_ref: Tensor, h_cand: Tensor) -> Tensor:
     """Return KL(softmax h ‖ softmax h') over the hidden axis of [n, H], nats, float64 [n].
 
     The source articles' literal "KL of hidden states"; a few huge channels saturate it.
     """
     check_pair("hidden states", h_ref, h_cand)
     with torch.no_grad():
-        return FEATURE.run(backend, h_ref, h_cand)
+        return FEATURE.run(None, h_ref, h_cand)
 
 
 @FEATURE.register("aten")
@@ -113,9 +112,7 @@ def _feature_reference(h_ref: Tensor, h_cand: Tensor) -> Tensor:
     return compare_exactly(h_ref, h_cand).kl
 
 
-def isolated_error(
-    f_ref: Tensor, f_cand: Tensor, update: Tensor, *, backend: str | None = None
-) -> Tensor:
+def isolated_error(f_ref: Tensor, f_cand: Tensor, update: Tensor) -> Tensor:
     """Return ‖f − f'‖ ÷ ‖update‖, float64 [n], of outputs [n, H] on the reference's input.
 
     `update` is what the module adds: output − input of a layer, the output of anything else.
@@ -123,7 +120,7 @@ def isolated_error(
     check_pair("module outputs", f_ref, f_cand)
     check_pair("outputs and updates", f_ref, update)
     with torch.no_grad():
-        return ISOLATED.run(backend, f_ref, f_cand, update)
+        return ISOLATED.run(None, f_ref, f_cand, update)
 
 
 @ISOLATED.register("aten")

@@ -27,7 +27,7 @@ class Workspace(threading.local):
         self._buffers: dict[tuple[str, torch.device], Tensor] = {}
 
     def take(self, name: str, rows: int, width: int, device: torch.device) -> Tensor:
-        """Return a contiguous [rows, width] view of the buffer `name`, grown when it is too small."""
+        """Return a contiguous [rows, width] view of the buffer `name`, grown when too small."""
         size = rows * width
         buffer = self._buffers.get((name, device))
         if buffer is None or buffer.numel() < size:
@@ -35,6 +35,11 @@ class Workspace(threading.local):
                 buffer = torch.empty(size, dtype=torch.float32, device=device)
             self._buffers[name, device] = buffer
         return buffer[:size].view(rows, width)
+
+    def take_like(self, name: str, x: Tensor) -> Tensor:
+        """Return a view of the buffer `name` with the shape and device of a matrix."""
+        rows, width = x.shape
+        return self.take(name, rows, width, x.device)
 
     def clear(self) -> None:
         """Free the calling thread's buffers."""

@@ -10,6 +10,9 @@ from quantwatch.metrics.registry import METRICS
 NoiseFloor = Mapping[tuple[str, str], float]
 _QUADRATIC = {"logit_kl", "reverse_kl", "js", "lens_kl", "feature_kl"}
 _ABSENT = "absent"
+_ROUNDING = 1e-5
+"""By how much two correct float32 implementations differ, in logits and in relative errors. Another
+machine rounds differently even where another batch on the same machine does not."""
 
 
 def differences(
@@ -47,12 +50,13 @@ def changes(run: RunResult, baseline: RunResult, candidate: str) -> tuple[Json, 
 def noise_of_difference(metric: str, floor: float, value: float, baseline: float) -> float:
     """Return how far noise can move a mean, given the floor of the reference against itself.
 
-    Errors and agreements obey the triangle inequality: by the floor. A KL is about the square of a
-    distance, √(k + noise) ≤ √k + √floor: by floor + 2·√(k·floor), which for a quantized candidate
-    is far more than the floor itself.
+    Errors and agreements obey the triangle inequality: by the floor. A KL is about half the square
+    of a distance, √(k + noise) ≤ √k + √floor: by floor + 2·√(k·floor), which for a quantized
+    candidate is far more than the floor itself. No floor is below float32's rounding.
     """
     if metric not in _QUADRATIC:
-        return floor
+        return max(floor, _ROUNDING)
+    floor = max(floor, _ROUNDING**2 / 2)
     return floor + 2 * math.sqrt(max(value, baseline, 0.0) * floor)
 
 

@@ -18,27 +18,16 @@ if TYPE_CHECKING:
 Values = dict[str, Any]
 
 
+# Typer declares every option as a parameter: grouped by what it is about, not one a line.
 def compare(
-    context: typer.Context,
-    reference: o.Reference,
-    candidate: o.Candidate,
-    *,
-    text: o.Texts,
-    recipe: o.Recipe = None,
-    window: o.Window = 512,
-    limit: o.Limit = None,
-    score_start: o.ScoreStart = 0,
-    dtype: o.ReferenceDtype = "float32",
-    candidate_dtype: o.CandidateDtype = None,
-    execution: o.Executed = "dequantized",
-    threads: o.Threads = None,
-    json: o.AsJson = False,
-    store: o.Store = True,
-    format_: o.AsFormat = None,
-    output: o.Output = None,
-    allow_beyond_context: o.Beyond = False,
-    yes: o.Yes = False,
-) -> None:
+    context: typer.Context, reference: o.Reference, candidate: o.Candidate, *,
+    text: o.Texts, window: o.Window = 512, limit: o.Limit = None, score_start: o.ScoreStart = 0,
+    recipe: o.Recipe = None, execution: o.Executed = "dequantized",
+    dtype: o.ReferenceDtype = "float32", candidate_dtype: o.CandidateDtype = None,
+    threads: o.Threads = None, allow_beyond_context: o.Beyond = False, yes: o.Yes = False,
+    store: o.Store = True, json: o.AsJson = False,
+    format_: o.AsFormat = None, output: o.Output = None,
+) -> None:  # fmt: skip
     """Measure where and how much CAND departs from REF."""
     session = Session.of(context, json=json)
     wishes = Wishes(Delivery(json=json, shown=format_, files=output), store, yes)

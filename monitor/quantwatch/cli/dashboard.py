@@ -1,11 +1,10 @@
 """`quantwatch dashboard`: start the browser pages."""
 
-import importlib.util
+import importlib
 import os
 import socket
 import subprocess
-import sys
-from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -13,25 +12,22 @@ from quantwatch.cli import options as o
 from quantwatch.cli.session import Session, whisper
 from quantwatch.errors import MonitorError, UserError
 
+LOOPBACK = "127.0.0.1"
 
-def dashboard(
-    context: typer.Context, port: o.Port = 8501, address: o.Address = "localhost"
-) -> None:
+
+def dashboard(context: typer.Context, port: o.Port = 8501, address: o.Address = LOOPBACK) -> None:
     """Show runs and heatmaps in a browser until Ctrl-C."""
     with Session.of(context).writer() as database:
         url = database.url
     raise typer.Exit(serve(url, port, address))
 
 
-def serve(url: str, port: int, address: str = "localhost") -> int:
+def serve(url: str, port: int, address: str = LOOPBACK) -> int:
     """Run the dashboard until it ends; return its exit code, 0 after Ctrl-C."""
-    command = [
-        *(sys.executable, "-m", "streamlit", "run", str(app_path())),
-        *("--server.port", str(port), "--server.address", address, "--server.headless", "true"),
-        *("--browser.gatherUsageStats", "false"),
-    ]
     check_port(port, address)
-    whisper(f"dashboard: http://{address}:{port} (Ctrl-C ends it)")
+    command = launcher().command(port, address)
+    shown = "localhost" if address == LOOPBACK else address
+    whisper(f"dashboard: http://{shown}:{port} (Ctrl-C ends it)")
     environment = os.environ | {"QUANTWATCH_DATABASE_URL": url}
     try:
         return subprocess.run(command, env=environment, check=False).returncode
@@ -39,15 +35,12 @@ def serve(url: str, port: int, address: str = "localhost") -> int:
         return 0
 
 
-def app_path() -> Path:
-    """Return the Streamlit script: inside the package when installed, beside it in a checkout."""
-    found = importlib.util.find_spec("quantwatch_dashboard")
-    folders = list(found.submodule_search_locations or ()) if found is not None else []
-    places = [Path(f) / "app.py" for f in folders] + [Path(f).parent / "app.py" for f in folders]
-    for place in places:
-        if place.is_file():
-            return place
-    raise MonitorError("the dashboard's app.py is not installed: install quantwatch again")
+def launcher() -> Any:
+    """Return the dashboard's own launch module, by name: this layer must not import that one."""
+    try:
+        return importlib.import_module("quantwatch_dashboard.launch")
+    except ImportError as error:
+        raise MonitorError(f"the dashboard is not installed: {error}") from error
 
 
 def check_port(port: int, address: str) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quantwatch.cli import options as o
-from quantwatch.cli.dashboard import check_port, serve
+from quantwatch.cli.dashboard import LOOPBACK, check_port, serve
 from quantwatch.cli.output import Delivery
 from quantwatch.cli.running import execute
 from quantwatch.cli.session import Session, cache_dir, whisper
@@ -32,7 +32,7 @@ def demo(context: typer.Context, dashboard: WithDashboard = True, port: o.Port =
     """
     session = Session.of(context)
     if dashboard:
-        check_port(port, "localhost")
+        check_port(port, LOOPBACK)
     result = run_demo(session)
     Delivery(json=False, shown=None, files=None).deliver(result)
     differing = differences(result)

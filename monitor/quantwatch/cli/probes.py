@@ -9,13 +9,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from quantwatch.cli.dashboard import app_path
+from quantwatch.cli.dashboard import launcher
 from quantwatch.cli.db import remedy, shown
 from quantwatch.cli.session import Session, cache_dir
 from quantwatch.errors import QuantwatchError
 
 _PACKAGES = ("quantwatch", "torch", "transformers", "sqlalchemy", "streamlit")
 _LITTLE_DISK, _NO_DISK = 2e9, 1e8
+_REINSTALL = "install quantwatch again, in an environment of its own"
 _COLOURS = {"ok": "green", "warn": "yellow", "broken": "bold red"}
 
 
@@ -29,21 +30,28 @@ class Finding(NamedTuple):
 
 
 def examine(session: Session) -> list[Finding]:
-    """Run every probe."""
-    probes: list[Callable[[], Finding]] = [
-        _versions,
-        _devices,
-        _nvml,
-        _threads,
-        _memory,
-        lambda: _config(session),
-        lambda: _database(session),
-        _cache,
-        _disk,
-        _demo_model,
-        _dashboard,
-    ]
-    return [probe() for probe in probes]
+    """Run every probe; one that lacks a package is broken, and the others go on."""
+    probes: dict[str, Callable[[], Finding]] = {
+        "versions": _versions,
+        "devices": _devices,
+        "NVML": _nvml,
+        "threads": _threads,
+        "memory": _memory,
+        "configuration": lambda: _config(session),
+        "database": lambda: _database(session),
+        "cache": _cache,
+        "disk": _disk,
+        "demo model": _demo_model,
+        "dashboard": _dashboard,
+    }
+    return [_looked(name, probe) for name, probe in probes.items()]
+
+
+def _looked(name: str, probe: Callable[[], Finding]) -> Finding:
+    try:
+        return probe()
+    except ImportError as error:
+        return Finding(name, "broken", f"{error.name} can't be imported: {error}", _REINSTALL)
 
 
 def renderable(findings: list[Finding]) -> Any:
@@ -65,8 +73,7 @@ def _versions() -> Finding:
     said = ", ".join([f"python {platform.python_version()}", *found.values()])
     missing = [name for name in _PACKAGES if name not in found]
     if missing:
-        fix = "pip install quantwatch -c constraints.txt"
-        return Finding("versions", "broken", f"{said}; missing: {', '.join(missing)}", fix)
+        return Finding("versions", "broken", f"{said}; missing: {', '.join(missing)}", _REINSTALL)
     return Finding("versions", "ok", said)
 
 
@@ -79,10 +86,8 @@ def _installed() -> Iterator[tuple[str, str]]:
 
 
 def _devices() -> Finding:
-    try:
-        import torch
-    except (ImportError, OSError) as error:
-        return Finding("devices", "broken", f"torch can't be imported: {error}", "reinstall torch")
+    import torch
+
     names = ["cpu"]
     names += [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     names += ["mps"] if torch.backends.mps.is_available() else []
@@ -91,10 +96,8 @@ def _devices() -> Finding:
 
 
 def _nvml() -> Finding:
-    try:
-        import pynvml
-    except ImportError:
-        return Finding("NVML", "warn", "nvidia-ml-py is missing", "pip install nvidia-ml-py")
+    import pynvml
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -196,6 +199,6 @@ def _demo_model() -> Finding:
 
 def _dashboard() -> Finding:
     try:
-        return Finding("dashboard", "ok", str(app_path()))
-    except QuantwatchError as error:
-        return Finding("dashboard", "warn", str(error), "pip install --force-reinstall quantwatch")
+        return Finding("dashboard", "ok", str(launcher().app_path()))
+    except (QuantwatchError, FileNotFoundError) as error:
+        return Finding("dashboard", "warn", str(error), _REINSTALL)

@@ -34,6 +34,8 @@ class Suite:
     prompts: tuple[Prompt, ...]
     notes: tuple[str, ...] = ()
     """What the loader left out or rendered otherwise, in words: to be printed, never silent."""
+    vocabulary: tuple[str, ...] = ()
+    """Text of every token id: a model may rank a token high that no prompt contains."""
 
     @property
     def num_tokens(self) -> int:

@@ -32,6 +32,8 @@ from quantwatch.metrics.statistics import PromptValues, partials, summarize
 _GROUP_BYTES = 32 << 20
 """Scopes are read in groups of about this many bytes."""
 _DOUBLE = {"cosine"}
+_OF_ONE_MODEL = {"nll_candidate"}
+"""Not a difference, so the reference against itself says nothing about its noise."""
 
 Positions = NDArray[np.int64]
 Kept = dict[int, tuple[Slot, Positions | None]]
@@ -87,7 +89,8 @@ class Aggregator:
         for row in self.measurements(candidate):
             spec = METRICS[row.metric]
             extremes = [value for value in (row.min, row.max) if value is not None]
-            if spec.direction != "neutral" and np.isfinite(spec.best_value) and extremes:
+            compares = spec.direction != "neutral" and row.metric not in _OF_ONE_MODEL
+            if compares and np.isfinite(spec.best_value) and extremes:
                 floors[row.metric, row.scope] = max(
                     abs(value - spec.best_value) for value in extremes
                 )

@@ -13,8 +13,15 @@ from quantwatch.models.anatomy import Anatomy
 from quantwatch.models.quiet import shorten
 
 
-def plant(module: nn.Module, anatomy: Anatomy, faults: Sequence[FaultConfig]) -> tuple[str, ...]:
+def plant(
+    module: nn.Module,
+    anatomy: Anatomy,
+    faults: Sequence[FaultConfig],
+    packed: frozenset[str] = frozenset(),
+) -> tuple[str, ...]:
     """Change weights in place as the faults say; return what was done, in words.
+
+    `packed` are the scopes whose weights are integer codes by now.
 
     A weight that is shared (tied) with another module is untied first, so that the fault stays
     where it was declared.
@@ -22,7 +29,17 @@ def plant(module: nn.Module, anatomy: Anatomy, faults: Sequence[FaultConfig]) ->
     Raises:
         ModelError: the scope doesn't exist, has no weight of its own, is packed, or is too small.
     """
+    for fault in faults:
+        if fault.scope in packed:
+            raise _packed(fault.scope, "integer codes")
     return tuple(note for fault in faults for note in _plant(module, anatomy, fault))
+
+
+def _packed(scope: str, form: object) -> ModelError:
+    return ModelError(
+        f"fault scope {scope!r}: its weight is packed ({form}) and can't be changed; "
+        'use execution = "dequantized"'
+    )
 
 
 def _plant(module: nn.Module, anatomy: Anatomy, fault: FaultConfig) -> list[str]:
@@ -67,10 +84,7 @@ def _part(module: nn.Module, anatomy: Anatomy, scope: str) -> nn.Module:
             )
         )
     if not weight.is_floating_point():
-        raise ModelError(
-            f"fault scope {scope!r}: its weight is packed ({weight.dtype}) and can't be changed; "
-            'use execution = "dequantized"'
-        )
+        raise _packed(scope, weight.dtype)
     return part
 
 

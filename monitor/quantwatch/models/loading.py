@@ -17,10 +17,11 @@ from quantwatch.models.loaded import LoadedModel
 from quantwatch.models.opening import Opened, check_device, open_module, open_source
 from quantwatch.models.quantized import count_weights, settle, stored_bytes
 from quantwatch.models.quiet import quiet
-from quantwatch.models.recipes import apply_recipe
+from quantwatch.models.recipes import apply_recipe, fallback_notes
 from quantwatch.models.shapes import context_length, real_ids, text_settings
 from quantwatch.models.sources import resolve_source
 from quantwatch.models.tokenizers import tokenizer_sha
+from quantwatch_kernels.quantize.api import Execution
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class _Changes:
     """What the configuration does to a model after it is loaded."""
 
     recipe: RecipeConfig | None = None
-    execution: str = "dequantized"
+    execution: Execution = "dequantized"
     faults: tuple[FaultConfig, ...] = ()
 
 
@@ -57,6 +58,7 @@ def load_variant(
     recipe = None if config.recipe is None else recipe_config(config.recipe)
     with quiet():
         opened = open_source(source, config, base_dir=base_dir, cache_dir=cache_dir)
+        opened.module.requires_grad_(False)
         described = config.model_dump(
             mode="json", include=set(VariantConfig.model_fields), exclude_none=True
         )
@@ -71,7 +73,7 @@ def from_module(name: str, module: nn.Module, tokenizer: Any | None = None) -> L
     """Take a module that exists already, as it is; it is put into eval mode, without a KV cache.
 
     Raises:
-        ModelError: no embedding, layers or head can be found in it.
+        ModelError: no embedding, layers or head can be found in it, or the tokenizer isn't one.
     """
     kind = type(module)
     resolved = f"{kind.__module__}.{kind.__qualname__}"
@@ -103,7 +105,7 @@ def _finish(name: str, opened: Opened, changes: _Changes, source: Json) -> Loade
 
 
 def _prepare(module: nn.Module) -> None:
-    module.eval().requires_grad_(False)
+    module.eval()
     for settings in (getattr(module, "config", None), text_settings(module)):
         if hasattr(settings, "use_cache"):
             setattr(settings, "use_cache", False)  # noqa: B010
@@ -122,18 +124,22 @@ def _change(opened: Opened, changes: _Changes, anatomy: Anatomy, dtype: torch.dt
     weights can't be changed afterwards: there a scale goes in before.
     """
     module, faults = opened.module, changes.faults
-    packed = changes.recipe is not None and changes.execution != "dequantized"
-    early = tuple(f for f in faults if f.scale is not None) if packed else ()
-    notes = plant(module, anatomy, early)
     if changes.recipe is None:
         figures = _as_stored(opened, dtype)
-    else:
-        report = apply_recipe(module, changes.recipe, changes.execution, anatomy)
-        figures = _Figures(
-            changes.execution, report.size_bytes, report.bits_per_weight, tuple(report.skipped)
-        )
-    notes += plant(module, anatomy, tuple(f for f in faults if f not in early))
-    return replace(figures, notes=(*figures.notes, *notes))
+        return replace(figures, notes=(*figures.notes, *plant(module, anatomy, faults)))
+    packs = changes.execution != "dequantized"
+    early = tuple(fault for fault in faults if packs and fault.scale is not None)
+    notes = plant(module, anatomy, early)
+    report = apply_recipe(module, changes.recipe, changes.execution, anatomy)
+    packed = frozenset(report.converted) - dict(report.fallbacks).keys() if packs else frozenset()
+    late = tuple(fault for fault in faults if fault not in early)
+    return _Figures(
+        changes.execution,
+        report.size_bytes,
+        report.bits_per_weight,
+        report.skipped,
+        (*notes, *fallback_notes(report), *plant(module, anatomy, late, packed)),
+    )
 
 
 def _as_stored(opened: Opened, dtype: torch.dtype) -> _Figures:

@@ -67,7 +67,16 @@ def open_source(
 
 
 def open_module(module: nn.Module, tokenizer: Any | None, resolved: str) -> Opened:
-    """Take a module that exists already; its weights and structure are its identity."""
+    """Take a module that exists already; its weights and structure are its identity.
+
+    Raises:
+        ModelError: the tokenizer lacks a method that transformers' tokenizers have.
+    """
+    for name in ("get_vocab", "encode", "decode"):
+        if tokenizer is not None and not callable(getattr(tokenizer, name, None)):
+            raise ModelError(
+                f"{resolved}: its tokenizer, a {type(tokenizer).__name__}, has no {name}()"
+            )
     settings = getattr(module, "config", None)
     has_settings = hasattr(settings, "get_text_config")
     return Opened(

@@ -1,5 +1,7 @@
 """Load a folder or hub repository through transformers, refusing what it would paper over."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,13 +50,13 @@ def _load(location: str, folder: Path, commit: str | None, config: VariantConfig
     from transformers import AutoConfig, AutoModelForCausalLM
 
     common: dict[str, Any] = {"revision": commit, "trust_remote_code": config.allow_code}
-    with explained(location):
+    with explained(location), _own_code(location):
         settings = AutoConfig.from_pretrained(location, **common)
     method = quantization_of(settings)
     if method is not None:
         check_quantizer(location, method)
         refuse_recipe(location, method, config)
-    with explained(f"{location}: transformers can't load it"):
+    with explained(f"{location}: transformers can't load it"), _own_code(location):
         module, info = AutoModelForCausalLM.from_pretrained(
             location,
             dtype=getattr(torch, config.dtype),
@@ -66,6 +68,19 @@ def _load(location: str, folder: Path, commit: str | None, config: VariantConfig
             **common,
         )
     return Pretrained(module, folder, method, commit, refuse_incomplete(location, info))
+
+
+@contextmanager
+def _own_code(location: str) -> Iterator[None]:
+    """Name our setting where transformers asks for its own."""
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ModelError(
+            f"{location} brings its own model code: set allow_code = true to run it"
+        ) from error
 
 
 def refuse_recipe(location: str, method: str, config: VariantConfig) -> None:

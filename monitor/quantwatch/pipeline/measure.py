@@ -52,7 +52,6 @@ class Measured:
 @contextmanager
 def measure_check(request: RunRequest, progress: Progress) -> Iterator[Measured]:
     """Load the models of a check and capture its suite; the spool lives as long as the context."""
-    timings: dict[str, float] = {}
     started = time.perf_counter()
     reference = _load(request, REFERENCE, request.check.reference)
     suite = load_suite(
@@ -64,9 +63,9 @@ def measure_check(request: RunRequest, progress: Progress) -> Iterator[Measured]
         num_tokens=reference.num_tokens,
     )
     models = _load_candidates(request, reference)
-    timings["load"] = time.perf_counter() - started
+    load_s = time.perf_counter() - started
     with measure_models(request, models, suite, progress) as measured:
-        measured.timings_s.update(timings | measured.report.timings_s)
+        measured.timings_s["load"] = load_s
         yield measured
 
 
@@ -84,7 +83,8 @@ def measure_models(
         report = capture_suite(
             models.reference, models.candidates, suite, request.plan, sink, floor, progress
         )
-        yield Measured(suite, models, report, sink, floor.floor(REFERENCE))
+        timings = dict(report.timings_s)
+        yield Measured(suite, models, report, sink, floor.floor(REFERENCE), timings)
 
 
 def _load(request: RunRequest, name: str, config: VariantConfig) -> LoadedModel:

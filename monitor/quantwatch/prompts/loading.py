@@ -144,7 +144,7 @@ def _suite(
     prompts = tuple(
         _prompt(number, item, texts, score_start) for number, item in enumerate(encoded)
     )
-    return Suite(name, suite_hash(prompts), prompts, notes)
+    return Suite(name, suite_hash(prompts), prompts, notes, texts.vocabulary())
 
 
 def _prompt(number: int, item: Encoded, texts: TokenTexts, score_start: int) -> Prompt:

@@ -51,6 +51,18 @@ class TokenTexts:
         runs = groupby(ids, key=lambda token_id: self._whole[token_id] is not None)
         return tuple(chain.from_iterable(self._run(whole, run) for whole, run in runs))
 
+    def vocabulary(self) -> tuple[str, ...]:
+        """Return the text of every id standing alone; bytes of split characters as <0xE4>."""
+        if self._tokenizer is None:
+            return ()
+        count = max(self._tokenizer.get_vocab().values(), default=-1) + 1
+        self._learn(set(range(count)) - self._raw.keys())
+        return tuple(
+            whole if whole is not None else _spread([self._raw[token_id]])[0]
+            for token_id in range(count)
+            for whole in (self._whole[token_id],)
+        )
+
     def _run(self, whole: bool, run: Iterable[int]) -> Iterable[str]:
         if whole:
             return [self._whole[token_id] or "" for token_id in run]

@@ -147,7 +147,7 @@ def _section(candidate: CandidateResult, figures: Figures) -> str:
             title,
         )
         for metric, title in (
-            ("isolated_error", "Isolated error per layer (whose fault it is)"),
+            ("isolated_error", "Isolated error per layer (whose fault it is; red: the culprit)"),
             ("lens_kl", "Per-layer KL through the lens, nats (how bad it is there)"),
         )
     )

@@ -69,7 +69,7 @@ def _breach(
     critical = any(a.severity == Severity.CRITICAL and a.value_kind != "missing" for a in alerts)
     if critical:
         case = _case(suite, where, rule)
-        more = f" and {len(lines) - 1} more scopes" if len(lines) > 1 else ""
+        more = f"; {len(lines) - 1} more scopes" if len(lines) > 1 else ""
         failure = Xml.SubElement(
             case, "failure", type="regression", message=printable(lines[0] + more)
         )

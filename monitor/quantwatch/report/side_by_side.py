@@ -18,7 +18,13 @@ _METRICS = (
 
 
 def side_by_side(before: RunResult, after: RunResult) -> list[Row]:
-    """Return one row per candidate and figure; a candidate that one run lacks has null there."""
+    """Return one row per candidate and figure; a candidate that one run lacks has null there.
+
+    Two runs of one candidate each are paired whatever its name: a comparison names it by recipe.
+    """
+    if len(before.candidates) == len(after.candidates) == 1:
+        (a,), (b,) = before.candidates, after.candidates
+        return _rows(a.name if a.name == b.name else f"{a.name} → {b.name}", a, b)
     old = {candidate.name: candidate for candidate in before.candidates}
     new = {candidate.name: candidate for candidate in after.candidates}
     names = dict.fromkeys([*old, *new])

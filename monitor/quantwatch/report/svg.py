@@ -20,12 +20,12 @@ class LogAxis(NamedTuple):
 
     @classmethod
     def over(cls, values: Sequence[float]) -> "LogAxis":
-        """Cover the positive values in whole decades, the largest `_DECADES` of them."""
+        """Cover the positive values and a decade below, at most the largest `_DECADES`."""
         positive = [math.log10(value) for value in values if value > 0]
         if not positive:
             return cls(-1, 0)
-        high = math.ceil(max(positive) + 1e-9)
-        return cls(max(min(math.floor(min(positive)), high - 1), high - _DECADES), high)
+        high = math.ceil(max(positive))
+        return cls(max(math.floor(min(positive)) - 1, high - _DECADES), high)
 
     def place(self, value: float) -> float:
         """Return where a value lies on the axis, cut at its ends; 0 and below lie at 0."""

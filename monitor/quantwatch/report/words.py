@@ -1,5 +1,6 @@
 """The sentences that every report format says the same way."""
 
+import math
 from collections.abc import Sequence
 
 from quantwatch.domain import (
@@ -115,8 +116,14 @@ def alert_interval(alert: Alert, figures: Figures | None) -> Interval | None:
 
 
 def worst_first(alerts: Sequence[Alert]) -> list[Alert]:
-    """Return alerts critical first, then as they were raised."""
-    return sorted(alerts, key=lambda alert: alert.severity != Severity.CRITICAL)
+    """Return critical alerts first, rules in the order given, a rule's worst breach first."""
+    names = list(dict.fromkeys(alert.rule for alert in alerts))
+
+    def rank(alert: Alert) -> tuple[bool, int, float]:
+        beyond = math.inf if alert.value is None else abs(alert.value - alert.threshold)
+        return alert.severity != Severity.CRITICAL, names.index(alert.rule), -beyond
+
+    return sorted(alerts, key=rank)
 
 
 def baseline_words(result: RunResult) -> str:

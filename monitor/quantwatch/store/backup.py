@@ -61,10 +61,10 @@ def _dump_postgres(url: URL, target: Path) -> None:
         raise StoreError(
             f"Database {shown(url)} needs pg_dump for a backup; install PostgreSQL's client tools."
         )
+    place = {"host": url.host, "port": url.port, "user": url.username, "dbname": url.database}
     query = {key: str(value) for key, value in url.query.items() if key != "password"}
-    where = psycopg.conninfo.make_conninfo(
-        "", host=url.host, port=url.port, user=url.username, dbname=url.database, **query
-    )
+    given = {key: value for key, value in place.items() if value} | query
+    where = psycopg.conninfo.make_conninfo("", **given)
     # The password goes through the environment: other users can read a command line.
     secret = url.password or url.query.get("password")
     environment = os.environ | ({"PGPASSWORD": str(secret)} if secret else {})

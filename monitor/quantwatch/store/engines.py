@@ -88,9 +88,10 @@ def _prepare(connection: sqlite3.Connection, name: str, mode: str, wait_s: float
 
 
 def _never_changes(file: SqliteFile) -> bool:
-    """Say whether the file lies in a folder nobody here can write to, with no log beside it.
+    """Say whether the file lies in a folder nobody here can write to, with nothing in its log.
 
     A WAL database in such a place opens only as immutable: SQLite can't create its index file.
     """
     log = file.path.with_name(file.path.name + "-wal")
-    return not os.access(file.path.parent, os.W_OK) and not log.exists()
+    empty = not log.exists() or log.stat().st_size == 0
+    return empty and not os.access(file.path.parent, os.W_OK)

@@ -66,13 +66,6 @@ def clear_errors(name: str) -> Iterator[None]:
         raise StoreError(_line(name, error)) from error
 
 
-def is_locked(error: BaseException) -> bool:
-    """Say whether a StoreError came from a lock that was held too long."""
-    cause = getattr(error.__cause__, "orig", error.__cause__)
-    sqlite_name: str = getattr(cause, "sqlite_errorname", "")
-    return sqlite_name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
-
-
 def _line(name: str, error: BaseException) -> str:
     known = _sqlite_words(error) if isinstance(error, sqlite3.Error) else _postgres_words(error)
     detail = str(error).strip().split("\n")[0]

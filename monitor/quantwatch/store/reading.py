@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from quantwatch.domain import (
@@ -37,17 +37,12 @@ from quantwatch.store.tables import (
     VariantRow,
 )
 
+_COLUMNS = (*COUNTS, *STATISTICS, "max_prompt", "max_position", "method")
+
 
 def read_result(session: Session, run_id: str) -> RunResult | None:
     """Return a run's result, None when there is no such run. Only the header before it ended."""
-    found = session.execute(
-        select(RunRow, CheckRow.name, SuiteRow.hash, EnvironmentRow.details, VariantRow)
-        .join(CheckRow, CheckRow.id == RunRow.check_id)
-        .outerjoin(SuiteRow, SuiteRow.id == RunRow.suite_id)
-        .outerjoin(EnvironmentRow, EnvironmentRow.id == RunRow.environment_id)
-        .outerjoin(VariantRow, VariantRow.id == RunRow.reference_variant_id)
-        .where(RunRow.id == run_id)
-    ).first()
+    found = session.execute(_header(run_id)).first()
     if found is None:
         return None
     run, check, suite_hash, environment, reference = found
@@ -78,6 +73,17 @@ def read_result(session: Session, run_id: str) -> RunResult | None:
     )
 
 
+def _header(run_id: str) -> Select[*tuple[Any, ...]]:
+    return (
+        select(RunRow, CheckRow.name, SuiteRow.hash, EnvironmentRow.details, VariantRow)
+        .join(CheckRow, CheckRow.id == RunRow.check_id)
+        .outerjoin(SuiteRow, SuiteRow.id == RunRow.suite_id)
+        .outerjoin(EnvironmentRow, EnvironmentRow.id == RunRow.environment_id)
+        .outerjoin(VariantRow, VariantRow.id == RunRow.reference_variant_id)
+        .where(RunRow.id == run_id)
+    )
+
+
 def _candidates(session: Session, run_id: str) -> tuple[CandidateResult, ...]:
     rows = session.execute(
         select(RunCandidateRow, VariantRow)
@@ -103,32 +109,24 @@ def _candidates(session: Session, run_id: str) -> tuple[CandidateResult, ...]:
 
 
 def _measurements(session: Session, ids: Sequence[int]) -> dict[int, list[Measurement]]:
+    # Columns instead of entities: thousands of rows a run, and a page waits for them.
+    columns = [getattr(MeasurementRow, name) for name in _COLUMNS]
     rows = session.execute(
-        select(MeasurementRow, MetricRow.slug, ScopeRow.name)
+        select(MeasurementRow.run_candidate_id, MeasurementRow.kinds, *columns)
+        .add_columns(MetricRow.slug, ScopeRow.name)
         .join(MetricRow, MetricRow.id == MeasurementRow.metric_id)
         .join(ScopeRow, ScopeRow.id == MeasurementRow.scope_id)
         .where(MeasurementRow.run_candidate_id.in_(ids))
         .order_by(MeasurementRow.run_candidate_id, MeasurementRow.idx)
     )
     found: dict[int, list[Measurement]] = {}
-    for row, metric, scope in rows:
-        found.setdefault(row.run_candidate_id, []).append(_measurement(row, metric, scope))
+    for candidate_id, kinds, *values, metric, scope in rows:
+        fields = dict(zip(_COLUMNS, values, strict=True))
+        if kinds is not None:
+            fields |= {name: from_kind(None, kind) for name, kind in kinds.items()}
+        row = Measurement(metric=metric, scope=Scope(scope), **fields)
+        found.setdefault(candidate_id, []).append(row)
     return found
-
-
-def _measurement(row: MeasurementRow, metric: str, scope: str) -> Measurement:
-    kinds = row.kinds or {}
-    statistics = {name: getattr(row, name) for name in STATISTICS}
-    statistics |= {name: from_kind(None, kind) for name, kind in kinds.items()}
-    return Measurement(
-        metric=metric,
-        scope=Scope(scope),
-        **{name: getattr(row, name) for name in COUNTS},
-        **statistics,
-        max_prompt=row.max_prompt,
-        max_position=row.max_position,
-        method=row.method,
-    )
 
 
 def _alerts(session: Session, run_id: str) -> tuple[Alert, ...]:

@@ -50,13 +50,13 @@ class BlockInfo:
 
 @dataclass(frozen=True, slots=True)
 class StoredPrompt:
-    """One prompt as kept. Ids, pieces and text are None where the check must not keep its text."""
+    """One prompt as kept. Pieces and text are None where the check must not keep its text."""
 
     index: int
     category: str
     source: str
     num_tokens: int
-    token_ids: tuple[int, ...] | None
+    token_ids: tuple[int, ...]
     pieces: tuple[str, ...] | None
     text: str | None
     score_start: int

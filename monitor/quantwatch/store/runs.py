@@ -93,20 +93,18 @@ def finish_run(
     result: RunResult,
     suite: Suite | None,
     blocks: Iterable[Block],
-    *,
-    store_text: bool = True,
 ) -> None:
     """Write results, blocks, alerts and the end of the run in one transaction: all or nothing.
 
     The run must have begun and not ended. `suite` is None for a result that came from a file.
-    Without `store_text` the suite's ids, pieces and text are left out.
+    Raises StoreError when it can't be written, ValueError when the result contradicts itself.
     """
     _require_consistent(result, suite)
     with EncodedBlocks(blocks) as encoded, db.writer() as session:
         check_id = _check_of(session, db, result.run_id)
         if suite is None:
             suite = Suite(result.suite_name, result.suite_hash, ())
-        suite_id = save_suite(session, suite, store_text=store_text)
+        suite_id = save_suite(session, suite)
         _change(session, db, result.run_id, writing.run_values(session, result, suite_id))
         candidates = writing.insert_candidates(session, result)
         writing.insert_noise_floor(session, result)

@@ -12,13 +12,13 @@ REVISIONS = ("0001",)
 SchemaState = Literal["current", "behind", "ahead", "empty"]
 
 
-def state_of(connection: Connection) -> SchemaState:
+def state_of(connection: Connection, name: str) -> SchemaState:
     """Return how the schema compares with this program's; raises StoreError on foreign tables."""
     tables = inspect(connection).get_table_names()
     if "alembic_version" not in tables:
         if tables:
             raise StoreError(
-                f"The database holds tables of another program ({', '.join(tables[:3])}, …); "
+                f"Database {name} holds tables of another program ({', '.join(tables[:3])}, …); "
                 "name an empty one."
             )
         return "empty"

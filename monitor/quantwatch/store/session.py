@@ -88,7 +88,7 @@ def open_database(
 def _check_schema(database: Database) -> None:
     try:
         with database.reader() as session:
-            require_current(state_of(session.connection()), database.name)
+            require_current(state_of(session.connection(), database.name), database.name)
     except BaseException:
         database.close()
         raise

@@ -2,7 +2,6 @@
 
 import json
 import zlib
-from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import select, update
@@ -28,39 +27,31 @@ def get_prompts(db: Database, suite_hash: str) -> list[StoredPrompt]:
         return [_stored(row) for row in session.scalars(query)]
 
 
-def save_suite(session: Session, suite: Suite, *, store_text: bool) -> int:
-    """Return a suite's id; writes it if new, and its text if an earlier run had to leave it out.
-
-    Without `store_text` only token counts and digests are kept: ids can be turned back into text.
-    """
+def save_suite(session: Session, suite: Suite) -> int:
+    """Return a suite's id; writes it if new, and its text if an earlier run had to leave it out."""
     rows = [{"hash": suite.hash, "name": suite.name}]
     suite_id = ids_by_key(session, SuiteRow, "hash", rows)[suite.hash]
-    known = {
-        row.idx: row.has_tokens
-        for row in session.execute(
-            select(
-                SuitePromptRow.idx, SuitePromptRow.tokens.is_not(None).label("has_tokens")
-            ).where(SuitePromptRow.suite_id == suite_id)
-        )
-    }
-    new = [_row(suite_id, p, store_text) for p in suite.prompts if p.index not in known]
+    readable = SuitePromptRow.pieces.is_not(None)
+    rows_there = select(SuitePromptRow.idx, readable).where(SuitePromptRow.suite_id == suite_id)
+    known = {row[0]: row[1] for row in session.execute(rows_there)}
+    new = [_row(suite_id, prompt) for prompt in suite.prompts if prompt.index not in known]
     if new:
         session.execute(insert_new(session, SuitePromptRow), new)
-    if store_text:
-        _add_texts(session, suite_id, [p for p in suite.prompts if known.get(p.index) is False])
+    for prompt in suite.prompts:
+        if prompt.pieces and known.get(prompt.index) is False:
+            _add_text(session, suite_id, prompt)
     return suite_id
 
 
-def _add_texts(session: Session, suite_id: int, prompts: list[Prompt]) -> None:
-    for prompt in prompts:
-        session.execute(
-            update(SuitePromptRow)
-            .where(SuitePromptRow.suite_id == suite_id, SuitePromptRow.idx == prompt.index)
-            .values(_texts(prompt, store_text=True))
-        )
+def _add_text(session: Session, suite_id: int, prompt: Prompt) -> None:
+    session.execute(
+        update(SuitePromptRow)
+        .where(SuitePromptRow.suite_id == suite_id, SuitePromptRow.idx == prompt.index)
+        .values(pieces=_pack(prompt.pieces), text=_pack(prompt.text))
+    )
 
 
-def _row(suite_id: int, prompt: Prompt, store_text: bool) -> dict[str, Any]:
+def _row(suite_id: int, prompt: Prompt) -> dict[str, Any]:
     return {
         "suite_id": suite_id,
         "idx": prompt.index,
@@ -69,31 +60,30 @@ def _row(suite_id: int, prompt: Prompt, store_text: bool) -> dict[str, Any]:
         "num_tokens": len(prompt.token_ids),
         "score_start": prompt.score_start,
         "token_hash": canonical_sha(prompt.token_ids),
-        **_texts(prompt, store_text=store_text),
+        "tokens": _pack(prompt.token_ids),
+        "pieces": _pack(prompt.pieces or None),
+        "text": _pack(prompt.text),
     }
 
 
-def _texts(prompt: Prompt, *, store_text: bool) -> dict[str, bytes | None]:
-    if not store_text:
-        return {"tokens": None, "text": None}
-    # ASCII JSON keeps lone surrogates, which pieces of a character cut in two may contain.
-    tokens = json.dumps({"ids": prompt.token_ids, "pieces": prompt.pieces}).encode()
-    text = None if prompt.text is None else json.dumps(prompt.text).encode()
-    return {"tokens": zlib.compress(tokens), "text": text and zlib.compress(text)}
-
-
 def _stored(row: SuitePromptRow) -> StoredPrompt:
-    tokens: Mapping[str, Any] = {}
-    if row.tokens is not None:
-        tokens = json.loads(zlib.decompress(row.tokens))
-    ids, pieces = tokens.get("ids"), tokens.get("pieces")
+    pieces = _unpack(row.pieces)
     return StoredPrompt(
         index=row.idx,
         category=row.category,
         source=row.source,
         num_tokens=row.num_tokens,
-        token_ids=None if ids is None else tuple(ids),
-        pieces=tuple(pieces) if pieces else None,
-        text=None if row.text is None else json.loads(zlib.decompress(row.text)),
+        token_ids=tuple(_unpack(row.tokens)),
+        pieces=None if pieces is None else tuple(pieces),
+        text=_unpack(row.text),
         score_start=row.score_start,
     )
+
+
+def _pack(value: Any) -> bytes | None:
+    """Compress as ASCII JSON: it keeps lone surrogates, as pieces of a cut character hold them."""
+    return None if value is None else zlib.compress(json.dumps(value).encode())
+
+
+def _unpack(packed: bytes | None) -> Any:
+    return None if packed is None else json.loads(zlib.decompress(packed))

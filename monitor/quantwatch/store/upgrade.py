@@ -28,7 +28,7 @@ def schema_state(url: str) -> SchemaState:
     database = open_database(url, read_only=True, check_schema=False)
     try:
         with database.reader() as session:
-            return state_of(session.connection())
+            return state_of(session.connection(), database.name)
     finally:
         database.close()
 
@@ -99,7 +99,7 @@ def _provide_folder(folder: Path, name: str) -> None:
     """Create quantwatch's own data folder; any other folder is for the user to name rightly."""
     if folder.is_dir():
         return
-    if folder != user_data_path("quantwatch").absolute():
+    if folder != user_data_path("quantwatch", appauthor=False).absolute():
         raise StoreError(f"Database {name} can't be created: folder {folder} does not exist.")
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -27,10 +27,12 @@ def parse_url(text: str) -> URL:
 
 
 def shown(url: URL) -> str:
-    """Return the URL for messages: without driver and password."""
-    name = url.set(drivername=url.get_backend_name(), password=None)
-    hidden = {key: "***" if "password" in key else value for key, value in name.query.items()}
-    return name.set(query=hidden).render_as_string(hide_password=True)
+    """Return the URL for messages: without driver and passwords."""
+    harmless = {key: value for key, value in url.query.items() if "password" not in key}
+    name = URL.create(
+        url.get_backend_name(), url.username, None, url.host, url.port, url.database, harmless
+    )
+    return name.render_as_string()
 
 
 @dataclass(frozen=True, slots=True)

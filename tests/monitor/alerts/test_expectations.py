@@ -129,6 +129,31 @@ def test_nan_weights_are_a_regression_that_says_where(candidate: Build, measurem
     assert all(alert.value is None for alert in alerts[1:])
 
 
+BORN = {
+    "a tap with finite outputs": ([("rel_error", "layers.3.mlp")], None, "layers.3.mlp", 1.0),
+    "only the output": ([("logit_kl", "model")], None, "model", 1.0),
+    "only its place is known": ([], NonFinite(Scope("layers.3.mlp"), 2, 5), "layers.3.mlp", 1.0),
+    "equal models": ([("sqnr_db", "layers.3")], None, None, None),
+}
+
+
+@pytest.mark.parametrize(("places", "first", "scope", "value"), BORN.values(), ids=BORN)
+def test_a_non_finite_value_anywhere_is_located(
+    candidate: Build,
+    measurement: Row,
+    places: list[tuple[str, str]],
+    first: NonFinite | None,
+    scope: str | None,
+    value: float | None,
+) -> None:
+    """Catches an overflow inside that the output hides, and SQNR +∞ taken for one."""
+    rows = tuple(measurement(metric, where, 1e-9, n_posinf=1) for metric, where in places)
+    rule = DEFAULT_RULES[0]
+    alerts = evaluate(candidate(replaced=rows, first_nonfinite=first), [rule], noise_floor={})
+    found = [(alert.rule, str(alert.scope), alert.value) for alert in alerts]
+    assert found == ([("nonfinite", scope, value)] if scope else [])
+
+
 def test_an_infinite_noise_floor_hides_nothing(candidate: Build, measurement: Row) -> None:
     """Catches max(threshold, NaN or inf): a broken floor would switch the rule off."""
     for floor in (math.nan, math.inf):

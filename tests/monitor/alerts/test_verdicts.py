@@ -98,6 +98,16 @@ def test_nothing_improves_without_a_baseline(candidate: Build) -> None:
     assert not has_improved(candidate(), None, DEFAULT_RULES, noise_floor={})
 
 
+def test_turning_nan_is_no_improvement(candidate: Build) -> None:
+    """Catches the finite mean of what is left being praised."""
+    then, now = candidate(output={"logit_kl": 0.5}), candidate(output={"logit_kl": 0.1})
+    kl = now.find("logit_kl")
+    assert kl is not None
+    broken = replace(now, measurements=(replace(kl, n_nan=1), *now.measurements[1:]))
+    assert has_improved(now, then, DEFAULT_RULES, noise_floor={})
+    assert not has_improved(broken, then, DEFAULT_RULES, noise_floor={})
+
+
 def result(status: RunStatus, *candidates: tuple[str | None, str | None]) -> RunResult:
     made = tuple(
         CandidateResult(f"c{i}", None, Verdict(v) if v else None, failure=failure)

@@ -87,6 +87,10 @@ MISTAKES = {
         'model = "m"\nfaults = [{ scope = "head", scale = inf }]',
         f"{CANDIDATE}.faults[0].scale: Infinity is not allowed; allowed: a finite number",
     ),
+    "fault nowhere": (
+        'model = "m"\nfaults = [{ scope = "layers.14.feed_forward", scale = 2 }]',
+        f"{CANDIDATE}.faults[0].scope: 'layers.14.feed_forward' can never match a scope",
+    ),
     "glob as a fault": (
         'model = "m"\nfaults = [{ scope = "layers.*", scale = 2 }]',
         f"{CANDIDATE}.faults[0].scope: 'layers.*' is a glob",
@@ -260,6 +264,10 @@ FILES = {
         'candidates = [{ name = "a", model = "m" }]',
         'checks."a b": "a b" is not allowed; allowed: 1 to 64 letters, digits, dots, ',
     ),
+    "database": (
+        'schema_version = 1\n[database]\nurl = "mysql://u:secret@h/n"',
+        "database.url: mysql is not allowed; allowed: sqlite, ",
+    ),
     "no candidates": (
         'schema_version = 1\n[checks.n]\nsuite = "core-v1"\nreference = { model = "r" }\n'
         "candidates = []",
@@ -346,6 +354,7 @@ candidates = [
   {{ name = "gguf", model = "gone.gguf" }},
   {{ name = "abs", model = "{tmp_path}/folder", gguf_file = "gone.gguf" }},
   {{ name = "here", model = "./folder" }},
+  {{ name = "code", factory = "pkg.mod:build", allow_code = true }},
 ]
 """
     config = load_config(written(tmp_path, text))

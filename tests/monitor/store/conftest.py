@@ -10,9 +10,23 @@ import numpy as np
 import pytest
 
 from quantwatch.domain import (
-    MODEL, Alert, Block, CandidateResult, Culprit, Fingerprint, Measurement, NonFinite, Prompt,
-    RunResult, RunStatus, Scope, Severity, Suite, Variant, Verdict,
-)  # fmt: skip
+    MODEL,
+    Alert,
+    Block,
+    CandidateResult,
+    Culprit,
+    Fingerprint,
+    Measurement,
+    NonFinite,
+    Prompt,
+    RunResult,
+    RunStatus,
+    Scope,
+    Severity,
+    Suite,
+    Variant,
+    Verdict,
+)
 from quantwatch.store.runs import begin_run, finish_run
 from quantwatch.store.session import Database, open_database
 from quantwatch.store.upgrade import upgrade

@@ -10,6 +10,7 @@ from sqlalchemy import text
 
 from quantwatch.domain import MODEL, Block, RunResult, Scope, Suite
 from quantwatch.errors import StoreError
+from quantwatch.store import blocks
 from quantwatch.store.blocks import get_block, list_blocks
 from quantwatch.store.runs import finish_run
 from quantwatch.store.session import Database, open_database
@@ -74,6 +75,27 @@ def test_a_corrupt_block_is_named(
     assert get_block(db, run_id, "int8", "topk", "logits", 0) is not None
 
 
+def test_a_block_that_cannot_be_decoded_is_named(
+    db: Database, save: Save, token_blocks: tuple[Block, ...]
+) -> None:
+    """Catches a matrix drawn in another shape."""
+    run_id = save(blocks=token_blocks).run_id
+    with db.writer() as session:
+        session.execute(text("UPDATE block SET shape = '[9,9]' WHERE kind = 'per_token'"))
+    with pytest.raises(StoreError, match=r"per_token block of lens_kl.*can't be decoded"):
+        get_block(db, run_id, "int8", "per_token", "lens_kl", 0)
+
+
+def test_a_full_temporary_folder_is_named(
+    token_blocks: tuple[Block, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a traceback when there is no room to collect the blocks."""
+    monkeypatch.setattr(blocks, "_IN_MEMORY_BYTES", 1)
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    with pytest.raises(StoreError, match="can't be collected in folder /nowhere"):
+        blocks.EncodedBlocks(token_blocks)
+
+
 def test_a_block_of_a_stranger_is_refused(
     db: Database, make_result: Make, begin: Begin, suite: Suite, token_blocks: tuple[Block, ...]
 ) -> None:
@@ -132,7 +154,7 @@ def _realistic(num_prompts: int, num_tokens: int) -> Iterator[Block]:
 
 def _top(rng: np.random.Generator, num_tokens: int) -> np.ndarray:
     values = np.empty((5, num_tokens, 10))
-    values[0] = rng.zipf(1.3, (num_tokens, 10)) % 49152
+    values[0] = rng.integers(0, 49152, (num_tokens, 10))
     logits = np.sort(rng.normal(12, 3, (num_tokens, 10)))[:, ::-1]
     values[1] = logits.astype(np.float32)
     moved = logits + rng.normal(0, 0.1, logits.shape)

@@ -2,6 +2,7 @@
 
 import math
 import zlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ SPECIAL = [0.0, -0.0, math.nan, math.inf, -math.inf]
 shapes = hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=5)
 
 
-def _masked(elements: st.SearchStrategy[float]) -> st.SearchStrategy[tuple[NDArray, NDArray]]:
+def _masked(
+    elements: st.SearchStrategy[float],
+) -> st.SearchStrategy[tuple[NDArray[Any], NDArray[Any]]]:
     """Values and a mask of the same shape."""
     return shapes.flatmap(
         lambda shape: st.tuples(
@@ -26,7 +29,7 @@ def _masked(elements: st.SearchStrategy[float]) -> st.SearchStrategy[tuple[NDArr
 
 
 @given(_masked(st.floats(3e-8, 1.0)))
-def test_log2f16_is_half_a_percent_right(pair: tuple[NDArray, NDArray]) -> None:
+def test_log2f16_is_half_a_percent_right(pair: tuple[NDArray[Any], NDArray[Any]]) -> None:
     """Catches raw float16, which is 81 % wrong at 3e-8, and a mask that moves a neighbour."""
     values, missing = pair
     back, mask = decode(encode(values, missing, "log2f16"), values.shape, "log2f16")
@@ -44,7 +47,7 @@ def test_log2f16_error_over_a_fine_grid() -> None:
 
 
 @given(hnp.arrays(np.float64, shapes, elements=st.sampled_from([*SPECIAL, 0.25, 5e-324, 1.7e308])))
-def test_log2f16_keeps_special_values(values: NDArray) -> None:
+def test_log2f16_keeps_special_values(values: NDArray[Any]) -> None:
     """Catches 0 → −∞, NaN → not measured, and an infinity that becomes the largest number."""
     back, missing = decode(encode(values, None, "log2f16"), values.shape, "log2f16")
     assert missing is None
@@ -64,7 +67,7 @@ def test_log2f16_refuses_negative_values(value: float) -> None:
 
 
 @given(_masked(st.floats(allow_nan=True, allow_infinity=True)))
-def test_f64_is_exact(pair: tuple[NDArray, NDArray]) -> None:
+def test_f64_is_exact(pair: tuple[NDArray[Any], NDArray[Any]]) -> None:
     """Catches a shuffle that isn't undone, a lost mask, a byte order."""
     values, missing = pair
     back, mask = decode(encode(values, missing, "f64"), values.shape, "f64")
@@ -94,7 +97,7 @@ def test_topk_is_exact(data: st.DataObject) -> None:
         pytest.param(np.zeros((4, 1, 1)), id="four rows"),
     ],
 )
-def test_topk_refuses_what_it_cannot_hold(values: NDArray) -> None:
+def test_topk_refuses_what_it_cannot_hold(values: NDArray[Any]) -> None:
     """Catches ids cut to another token."""
     with pytest.raises(ValueError, match="topk"):
         encode(values, None, "topk")

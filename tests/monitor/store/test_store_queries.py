@@ -3,21 +3,23 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
-from pathlib import Path
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import event
 
-from quantwatch.domain import MODEL, RunResult, RunStatus, Suite, Verdict
-from quantwatch.errors import StoreError, UserError
+from quantwatch.domain import RunResult, RunStatus, Verdict
+from quantwatch.errors import UserError
 from quantwatch.store.baselines import get_pinned, pin, unpin
 from quantwatch.store.runs import (
-    advance_run, begin_run, end_run, finish_run, get_result, get_series, latest_by_check, list_runs,
+    advance_run,
+    end_run,
+    get_result,
+    get_series,
+    latest_by_check,
+    list_runs,
     resolve_run_id,
-)  # fmt: skip
-from quantwatch.store.session import Database, open_database
-from quantwatch.store.suites import get_prompts
+)
+from quantwatch.store.session import Database
 
 Save = Callable[..., RunResult]
 Make = Callable[..., RunResult]
@@ -76,10 +78,9 @@ def test_latest_is_the_newest_ended_run(
     assert latest.verdict is None
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_overview_never_scans_history(db: Database, save: Save) -> None:
-    """Catches a first page that grows slower every night."""
-    if db.engine.dialect.name != "sqlite":
-        pytest.skip("EXPLAIN QUERY PLAN is SQLite's")
+    """Catches a first page that grows slower every night. EXPLAIN QUERY PLAN is SQLite's."""
     save()
     statements: list[tuple[str, object]] = []
 
@@ -145,7 +146,7 @@ def test_a_series_is_of_one_check_scope_and_statistic(db: Database, save: Save) 
     assert [(p.run_id, p.value) for p in points] == [(last.run_id, 0.02), (last.run_id, 0.4)]
     assert get_series(db, "nightly", "lens_kl", "layers.9") == []
     assert get_series(db, "unknown", "lens_kl", "layers.0") == []
-    with pytest.raises(UserError, match="p42.*mean, std"):
+    with pytest.raises(UserError, match=r"p42.*mean, std"):
         get_series(db, "nightly", "lens_kl", statistic="p42")
 
 
@@ -163,7 +164,7 @@ def test_a_run_has_short_names(db: Database, save: Save, make_result: Make) -> N
     assert resolve_run_id(db, "other") == "03"
     with pytest.raises(UserError, match="01AAAB, 01AAAA"):
         resolve_run_id(db, "01AA")
-    with pytest.raises(UserError, match="no run or check '__'.*02_%.*nightly, other"):
+    with pytest.raises(UserError, match=r"no run or check '__'.*02_%.*nightly, other"):
         resolve_run_id(db, "__")
     with pytest.raises(UserError, match="no run or check ''"):
         resolve_run_id(db, "")
@@ -199,115 +200,3 @@ def test_pins(db: Database, save: Save, make_result: Make, begin: Begin) -> None
     assert get_pinned(db, "nightly") is None
     with pytest.raises(UserError, match="no pinned baseline"):
         unpin(db, "nightly")
-
-
-def test_prompts_come_back(db: Database, save: Save, suite: Suite) -> None:
-    """Catches NUL, half characters and pieces that PostgreSQL refuses or the text loses."""
-    save()
-    prompts = get_prompts(db, suite.hash)
-    assert [(p.token_ids, p.pieces, p.text) for p in prompts] == [
-        (p.token_ids, p.pieces, p.text) for p in suite.prompts
-    ]
-    assert [(p.index, p.category, p.source, p.num_tokens, p.score_start) for p in prompts] == [
-        (0, "prose", "file.txt", 4, 0), (1, "prose", "file.txt", 4, 0),
-    ]  # fmt: skip
-    assert get_prompts(db, "unknown") == []
-
-
-def test_text_is_left_out_on_demand(
-    db: Database, make_result: Make, begin: Begin, suite: Suite, save: Save
-) -> None:
-    """Catches a prompt that must not be kept, and a suite that stays without text for ever."""
-    result = make_result()
-    begin(db, result)
-    finish_run(db, result, suite, (), store_text=False)
-    assert [(p.token_ids, p.pieces, p.text) for p in get_prompts(db, suite.hash)] == [
-        (None, None, None)
-    ] * 2
-    save(days=1)
-    assert [p.pieces for p in get_prompts(db, suite.hash)] == [p.pieces for p in suite.prompts]
-
-
-def test_ended_runs_never_change(db: Database, save: Save, suite: Suite) -> None:
-    """Catches results that are written twice or taken back."""
-    result = save()
-    with pytest.raises(StoreError, match="succeeded already"):
-        finish_run(db, replace(result, verdict=Verdict.PASS), suite, ())
-    with pytest.raises(StoreError, match="succeeded already"):
-        end_run(db, result.run_id, RunStatus.FAILED, "late")
-    with pytest.raises(StoreError, match="succeeded already"):
-        advance_run(db, result.run_id, RunStatus.MEASURING)
-    with pytest.raises(StoreError, match="exists already"):
-        begin_run(db, run_id=result.run_id, check="x", config={}, started_at=result.started_at)
-    assert get_result(db, result.run_id) == result
-
-
-def test_only_a_begun_run_is_finished(db: Database, make_result: Make, suite: Suite) -> None:
-    """Catches results without a run."""
-    with pytest.raises(StoreError, match="has not begun"):
-        finish_run(db, make_result(), suite, ())
-    with pytest.raises(StoreError, match="has not begun"):
-        end_run(db, "none", RunStatus.FAILED, "x")
-
-
-@pytest.mark.parametrize("status", [RunStatus.SUCCEEDED, RunStatus.MEASURING])
-def test_end_run_is_for_runs_without_results(db: Database, status: RunStatus) -> None:
-    """Catches a success without results."""
-    with pytest.raises(ValueError, match="failed or cancelled"):
-        end_run(db, "any", status, "x")
-
-
-def test_naive_times_are_refused(db: Database, make_result: Make) -> None:
-    """Catches times that shift by the zone of the machine (B30)."""
-    naive = make_result().started_at.replace(tzinfo=None)
-    with pytest.raises(StoreError, match="no time zone"):
-        begin_run(db, run_id="x", check="nightly", config={}, started_at=naive)
-    assert list_runs(db) == []
-
-
-def test_times_keep_their_instant(db: Database, save: Save, make_result: Make) -> None:
-    """Catches SQLite's wall-clock fields: 02:00−08:00 read back as 02:00 UTC (B30)."""
-    from datetime import timezone
-
-    west = make_result().started_at.astimezone(timezone(timedelta(hours=-8)))
-    result = save(started_at=west)
-    back = get_result(db, result.run_id)
-    assert back.started_at == west
-    assert back.started_at.utcoffset() == timedelta(0)
-
-
-def test_foreign_keys_hold(db: Database, save: Save) -> None:
-    """Catches rows that refer to nothing: SQLite checks only when told to."""
-    save()
-    with (
-        pytest.raises(StoreError, match=r"(?i)foreign key"),
-        db.writer() as session,
-    ):
-        session.execute(text("DELETE FROM scope"))
-
-
-def test_a_reader_cannot_write(sqlite_file: Path, db: Database) -> None:
-    """Catches a page that changes the database."""
-    read_only = open_database(f"sqlite:///{sqlite_file}", read_only=True)
-    with pytest.raises(StoreError, match="read-only"), read_only.writer():
-        pass
-    with pytest.raises(StoreError, match="read-?only"), read_only.reader() as session:
-        session.execute(text('INSERT INTO "check" (name) VALUES (1)'))
-    read_only.close()
-    if db.engine.dialect.name == "postgresql":
-        with pytest.raises(StoreError, match="read-only"), db.reader() as session:
-            session.execute(text("INSERT INTO \"check\" (name) VALUES ('x')"))
-
-
-def test_the_same_measurement_twice_is_an_error(
-    db: Database, make_result: Make, begin: Begin, suite: Suite
-) -> None:
-    """Catches a metric that is counted twice; nothing of the run stays."""
-    result = make_result()
-    row = result.candidates[0].measurements[0]
-    assert row.scope == MODEL
-    twice = replace(result.candidates[0], measurements=(row, row))
-    begin(db, result)
-    with pytest.raises(StoreError, match=r"(?i)unique"):
-        finish_run(db, replace(result, candidates=(twice,)), suite, ())
-    assert get_result(db, result.run_id).candidates == ()

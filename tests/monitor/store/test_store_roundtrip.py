@@ -6,14 +6,23 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quantwatch.domain import (
-    Alert, CandidateResult, Culprit, Fingerprint, Measurement, NonFinite, RunResult, RunStatus,
-    Scope, Severity, Suite, Variant, Verdict,
-)  # fmt: skip
+    Alert,
+    CandidateResult,
+    Culprit,
+    Fingerprint,
+    Measurement,
+    NonFinite,
+    RunResult,
+    RunStatus,
+    Scope,
+    Severity,
+    Variant,
+    Verdict,
+)
 from quantwatch.store.runs import begin_run, finish_run, get_result
 from quantwatch.store.session import Database
 from quantwatch.telemetry import new_run_id
@@ -26,7 +35,7 @@ numbers = st.none() | st.floats(allow_nan=False)
 counts = st.integers(0, 2**62)
 scopes = st.sampled_from(["model", "embedding", "layers.0", "layers.12.mlp", "head"]).map(Scope)
 metrics = st.sampled_from(["logit_kl", "lens_kl", "sqnr_db", "rel_error"])
-leaves = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | words
+leaves: st.SearchStrategy[Any] = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | words
 leaves = leaves | st.floats(allow_nan=False) | st.just("\0 \ud800 $float")
 keys = st.text(max_size=6) | st.sampled_from(["$float", "$$float"])
 json_values = st.recursive(
@@ -55,11 +64,10 @@ measurements = st.builds(
     Measurement,
     metric=metrics,
     scope=scopes,
-    **{name: counts for name in ("n", "n_nan", "n_posinf", "n_neginf", "n_missing")},
-    **{
-        name: numbers
-        for name in ("mean", "std", "se", "min", "p50", "p90", "p95", "p99", "p999", "max")
-    },
+    **dict.fromkeys(("n", "n_nan", "n_posinf", "n_neginf", "n_missing"), counts),
+    **dict.fromkeys(
+        ("mean", "std", "se", "min", "p50", "p90", "p95", "p99", "p999", "max"), numbers
+    ),
     max_prompt=st.none() | counts,
     max_position=st.none() | counts,
     method=st.sampled_from(["all positions", "sampled prompts"]),
@@ -145,7 +153,7 @@ def _through(db: Database, result: RunResult) -> RunResult:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(result=results())
 def test_any_result_comes_back_equal(db: Database, result: RunResult) -> None:
@@ -195,11 +203,15 @@ def test_numpy_numbers_become_plain_ones(
     plain = make_result()
     row = replace(
         plain.candidates[0].measurements[0],
-        n=np.int64(8),
+        n=np.int64(8),  # type: ignore[arg-type]
         mean=np.float64(0.25),
-        max_position=np.int32(3),
+        max_position=np.int32(3),  # type: ignore[arg-type]
     )
-    candidate = replace(plain.candidates[0], measurements=(row,), bit_equal=np.bool_(True))
+    candidate = replace(
+        plain.candidates[0],
+        measurements=(row,),
+        bit_equal=np.bool_(True),  # type: ignore[arg-type]
+    )
     capture: dict[str, Any] = {"n": np.int64(3), "x": np.float32(0.5), "ok": np.bool_(False)}
     back = _through(db, make_result(candidates=(candidate,), alerts=(), capture=capture))
     assert back.capture == {"n": 3, "x": 0.5, "ok": False}
@@ -215,28 +227,3 @@ def test_texts_postgres_refuses_become_visible(
         status=RunStatus.FAILED, verdict=None, candidates=(), alerts=(), reason="a\0b \ud83d"
     )
     assert _through(db, result).reason == "a\\x00b \\ud83d"
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        pytest.param({"verdict": None}, "verdict", id="succeeded without verdict"),
-        pytest.param({"status": RunStatus.FAILED}, "verdict", id="failed with verdict"),
-        pytest.param({"status": RunStatus.MEASURING, "verdict": None}, "ended", id="not ended"),
-        pytest.param({"suite_hash": "other"}, "another suite", id="another suite"),
-    ],
-)
-def test_contradictory_results_are_refused(
-    db: Database,
-    suite: Suite,
-    make_result: Callable[..., RunResult],
-    begin: Callable[[Database, RunResult], None],
-    fields: dict[str, Any],
-    words: str,
-) -> None:
-    """Catches a failed run that looks like a regression, or a passed one without a verdict."""
-    result = make_result(**fields)
-    begin(db, result)
-    with pytest.raises(ValueError, match=words):
-        finish_run(db, result, suite, ())
-    assert get_result(db, result.run_id).status is RunStatus.PREPARING

@@ -55,9 +55,9 @@ class SuiteRow(Base):
 
 
 class SuitePromptRow(Base):
-    """One prompt. `tokens` (ids and pieces) and `text` are NULL where text must not be kept.
+    """One prompt. `pieces` and `text` are NULL where the check must not keep what people can read.
 
-    Both are compressed bytes: text columns of PostgreSQL refuse NUL, which token pieces contain.
+    All three are compressed bytes: text columns of PostgreSQL refuse NUL, which pieces contain.
     """
 
     __tablename__ = "suite_prompt"
@@ -71,7 +71,8 @@ class SuitePromptRow(Base):
     num_tokens: Mapped[Count]
     score_start: Mapped[Count]
     token_hash: Mapped[str]
-    tokens: Mapped[bytes | None]
+    tokens: Mapped[bytes]
+    pieces: Mapped[bytes | None]
     text: Mapped[bytes | None]
 
 

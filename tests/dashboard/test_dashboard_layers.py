@@ -1,0 +1,93 @@
+"""The layer charts and sparklines: logarithmic, and honest about what has no logarithm."""
+
+import base64
+import math
+
+import pytest
+
+from quantwatch_dashboard.charts.layers import LayerLine, layer_chart
+from quantwatch_dashboard.charts.sparkline import Trend, sparkline
+
+PLACES = tuple(f"layers.{i}" for i in range(4))
+
+
+def test_zero_lies_on_a_row_of_its_own() -> None:
+    """Catches exact zeros that vanish from a log axis: bit-equal layers are the best news there is."""
+    figure = layer_chart([LayerLine("a", 0, [0.0, 1e-3, 1e-2, 0.1])], PLACES, unit="nats")
+
+    trace, axis = figure.data[0], figure.layout.yaxis
+    assert 0 < trace.y[0] < 1e-3
+    assert axis.ticktext[list(axis.tickvals).index(trace.y[0])] == "0 (exact)"
+    assert trace.marker.symbol[0] == "circle-open"
+    assert trace.customdata[0][1] == "0"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
+def test_nonfinite_is_on_top_and_named(value: float) -> None:
+    """Catches a gap where the model returns NaN."""
+    figure = layer_chart([LayerLine("a", 0, [1e-3, value, None, 1.0])], PLACES, unit="nats")
+
+    trace = figure.data[0]
+    assert trace.y[1] > 1.0
+    assert trace.y[2] is None
+    assert "NaN, ∞" in figure.layout.yaxis.ticktext
+    assert trace.marker.symbol[1] == "x"
+
+
+def test_all_equal_models_have_a_chart() -> None:
+    """Catches log of nothing: every value 0, or nothing measured at all."""
+    for values in ([0.0] * 4, [None] * 4):
+        assert layer_chart([LayerLine("a", 0, values)], PLACES, unit="nats").data
+
+
+def test_threshold_and_outlier_are_drawn() -> None:
+    """Catches an annotation at the value instead of its logarithm, which lands off the line."""
+    line = LayerLine(
+        "int8",
+        1,
+        [0.01, 0.3, 0.01, 0.01],
+        strong=True,
+        marked=frozenset({1}),
+        culprit=1,
+        label="layers.1.mlp",
+    )
+    figure = layer_chart([line], PLACES, unit="nats", threshold=0.15)
+
+    texts = {a.text: a.y for a in figure.layout.annotations}
+    assert texts["threshold 0.15"] == pytest.approx(math.log10(0.15))
+    assert texts["<b>layers.1.mlp</b>"] == pytest.approx(math.log10(0.3))
+    assert figure.layout.shapes[0].y0 == 0.15
+    assert list(figure.data[1].x) == [1]
+
+
+def test_names_are_escaped_and_lines_differ() -> None:
+    """Catches markup in a candidate's name, and candidates told apart by color alone."""
+    lines = [LayerLine("<i>a</i>", i, [1.0] * 4) for i in range(4)]
+    figure = layer_chart(lines, PLACES, unit="nats")
+
+    assert figure.data[0].name == "&lt;i&gt;a&lt;/i&gt;"
+    assert len({(t.line.dash, t.marker.symbol[0]) for t in figure.data}) == 4
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1e-3, None, 1e-2], [0.0, 0.0], [math.nan, 1.0], [None], [5.0]],
+    ids=["gap", "zeros", "nan", "nothing", "one run"],
+)
+def test_sparkline_is_an_image(values: list[float | None]) -> None:
+    """Catches trends that can't be drawn: one run, exact zeros, NaN, missing runs."""
+    uri = sparkline([Trend(0, values)], len(values))
+
+    svg = base64.b64decode(uri.removeprefix("data:image/svg+xml;base64,")).decode()
+    assert svg.startswith("<svg")
+    assert "nan" not in svg
+    assert svg.count("<circle") == (0 if values == [None] else 1)
+
+
+def test_sparkline_does_not_bridge_a_missing_run() -> None:
+    """Catches a line through a run that measured nothing."""
+    svg = base64.b64decode(
+        sparkline([Trend(0, [1.0, 2.0, None, 3.0, 4.0])], 5).split(",")[1]
+    ).decode()
+
+    assert svg.count("<polyline") == 2

@@ -1,0 +1,124 @@
+"""Reads of a real SQLite database that the store's own functions wrote."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.dashboard.invented import Spec
+
+from quantwatch.domain import RunResult, RunStatus
+from quantwatch.errors import StoreError, UserError
+from quantwatch_dashboard import queries
+
+
+def test_empty_database_has_no_checks(empty_url: str) -> None:
+    """Catches an error where there is simply nothing yet."""
+    assert queries.checks(empty_url) == ()
+    assert queries.recent_runs(empty_url) == ()
+
+
+def test_checks_are_worst_first_with_trouble(demo_url: str) -> None:
+    """Catches a lost failed run, and a trend that is not aligned with the runs."""
+    demo, chat = queries.checks(demo_url)
+
+    assert (demo.check, demo.decided.verdict if demo.decided else None) == ("demo", "regression")
+    assert demo.candidates == ("bf16", "int8", "int4-g64", "int8-fault")
+    assert len(demo.trends[3].values) == 7
+    assert demo.trends[3].values[-1] > 10 * demo.trends[3].values[-2]  # type: ignore[operator]
+    assert chat.trouble is not None
+    assert chat.trouble.status == RunStatus.FAILED
+    assert chat.trends[0].values[-1] is None
+
+
+def test_grid_has_the_suite_s_tokens(save_run: Callable[[Spec], RunResult], empty_url: str) -> None:
+    """Catches columns that are shifted against the token text."""
+    run = save_run(Spec(num_prompts=2))
+    grid = queries.grid(empty_url, (run.run_id, "int8-fault", "rel_error", 1), run.suite_hash)
+    stored = queries.prompts(empty_url, run.suite_hash)[1]
+
+    assert grid is not None
+    assert [place.piece for place in grid.places] == list(stored.pieces or ())
+    assert [place.position for place in grid.places] == list(range(64))
+    assert not grid.missing.any()
+    row = run.candidates[3].find("rel_error", "layers.14")
+    assert row is not None
+    assert row.max == pytest.approx(
+        max(
+            float(g.values[list(g.scopes).index("layers.14")].max())
+            for p in (0, 1)
+            if (
+                g := queries.grid(
+                    empty_url, (run.run_id, "int8-fault", "rel_error", p), run.suite_hash
+                )
+            )
+        ),
+        rel=6e-3,
+    )
+
+
+def test_sampled_metric_keeps_what_was_not_measured(
+    save_run: Callable[[Spec], RunResult], empty_url: str
+) -> None:
+    """Catches unmeasured cells that come back as 0."""
+    run = save_run(Spec(num_prompts=3))
+    one = queries.grid(empty_url, (run.run_id, "int8", "lens_kl", 0), run.suite_hash)
+    every = queries.measured_tokens(empty_url, run.run_id, "int8", "lens_kl", run.suite_hash)
+
+    assert one is not None
+    assert one.num_measured == 30 * 8
+    assert one.measured_only().values.min() > 0
+    assert every is not None
+    assert every.values.shape == (30, 3 * 8)
+    assert {place.prompt for place in every.places} == {0, 1, 2}
+
+
+def test_worst_tokens_are_the_largest(
+    save_run: Callable[[Spec], RunResult], empty_url: str
+) -> None:
+    """Catches a search that stops at the first prompts."""
+    run = save_run(Spec(num_prompts=6))
+    found = queries.worst_tokens(empty_url, run.run_id, "int8-fault", run.suite_hash, 3)
+    grids = [
+        queries.grid(empty_url, (run.run_id, "int8-fault", "logit_kl", p), run.suite_hash)
+        for p in range(6)
+    ]
+    values = np.sort(np.concatenate([g.values[0] for g in grids if g is not None]))[::-1]
+
+    assert [token.value for token in found] == pytest.approx(list(values[:3]))
+
+
+def test_top_logits_and_vocabulary(save_run: Callable[[Spec], RunResult], empty_url: str) -> None:
+    """Catches token ids that lose precision in the blob, so that no text is found for them."""
+    run = save_run(Spec(num_prompts=1))
+    found = queries.top_logits(empty_url, run.run_id, "int8", 0, run.suite_hash)
+    words = queries.vocabulary(empty_url, run.suite_hash)
+
+    assert found is not None
+    assert found[0] == 0
+    assert found[1].shape == (5, 64, 10)
+    assert {int(i) for i in found[1][0].ravel()} <= set(words)
+
+
+def test_unknown_run_is_a_user_error(empty_url: str) -> None:
+    """Catches a traceback for a mistyped address."""
+    with pytest.raises(UserError, match="nothing-like-this"):
+        queries.resolve(empty_url, "nothing-like-this")
+
+
+def test_missing_database_names_itself(tmp_path: Any) -> None:
+    """Catches a database file that is created by looking at it."""
+    with pytest.raises(StoreError, match=r"gone\.db"):
+        queries.checks(f"sqlite:///{tmp_path}/gone.db")
+
+    assert not (tmp_path / "gone.db").exists()
+
+
+@pytest.mark.parametrize("url", ["postgresql://user:hunter2@127.0.0.1:1/db", "nonsense-hunter2"])
+def test_password_is_never_shown(url: str) -> None:
+    """Catches a password on the page, in the state card or in the error."""
+    assert "hunter2" not in queries.shown_url(url)
+    with pytest.raises((StoreError, UserError)) as caught:
+        queries.checks(url)
+
+    assert "hunter2" not in str(caught.value)

@@ -1,0 +1,244 @@
+"""Every page in every state, run by Streamlit's own test runner on a real database."""
+
+import importlib.util
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+from tests.dashboard.invented import Candidate, Spec
+
+from quantwatch.domain import RunResult, RunStatus, Verdict
+from quantwatch_dashboard import launch
+
+TIMEOUT_S = 60
+
+
+def open_page(name: str, **query: str) -> AppTest:
+    """Run one page with its query parameters; no page may ever show an exception."""
+    page = AppTest.from_string(
+        f"from quantwatch_dashboard.views import {name}\n{name}.show()", default_timeout=TIMEOUT_S
+    )
+    for key, value in query.items():
+        page.query_params[key] = value
+    page.run()
+    assert not page.exception, page.exception
+    return page
+
+
+def html(page: AppTest) -> str:
+    """Return all markup of a page except its style."""
+    found = [element.proto.body for element in page.get("html")]
+    return "\n".join(body for body in found if not body.startswith("<style>"))
+
+
+@pytest.mark.parametrize("name", ["overview", "run", "alerts"])
+def test_empty_database_says_what_to_do(empty_url: str, name: str) -> None:
+    """Catches an empty box where a newcomer needs the first command."""
+    shown = html(open_page(name))
+
+    assert "No check has run yet" in shown
+    assert "quantwatch demo" in shown
+
+
+@pytest.mark.parametrize("name", ["overview", "run", "alerts"])
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("sqlite:///{folder}/gone.db", "does not exist yet"),
+        ("postgresql://quantwatch:hunter2@127.0.0.1:1/db", "reached"),
+        ("mysql://root:hunter2@localhost/x", "not allowed"),
+    ],
+    ids=["missing file", "unreachable server", "unsupported"],
+)
+def test_unreadable_database_is_a_card(
+    name: str, url: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a traceback, and a password on the page, when the database is the trouble."""
+    monkeypatch.setenv("QUANTWATCH_DATABASE_URL", url.format(folder=tmp_path))
+    shown = html(open_page(name))
+
+    assert said in shown
+    assert "hunter2" not in shown
+    assert "Traceback" not in shown
+
+
+def test_old_schema_is_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches SQL errors on a database that another version wrote."""
+    (tmp_path / "old.db").write_bytes(b"")
+    monkeypatch.setenv("QUANTWATCH_DATABASE_URL", f"sqlite:///{tmp_path}/old.db")
+    shown = html(open_page("overview"))
+
+    assert "quantwatch db upgrade" in shown
+    assert "can&#x27;t be read" in shown
+
+
+def test_overview_leads_with_the_regression(demo_url: str) -> None:
+    """Catches a verdict without its word, a lost trend, and a failed run that looks like a verdict."""
+    shown = html(open_page("overview"))
+
+    assert "1 regression" in shown
+    assert shown.index(">demo<") < shown.index(">chat-int8<")
+    assert "Monitor trouble: newest run failed" in shown
+    assert "not enough memory" in shown
+    assert shown.count("data:image/svg+xml") == 2
+    assert "run?run=01JD0000000000000000000006" in shown
+
+
+def test_run_page_leads_to_the_fault(save_run: Callable[[Spec], RunResult]) -> None:
+    """Catches a page that hides whose fault it is: layer, candidate and numbers come first."""
+    save_run(Spec())
+    page = open_page("run")
+    shown = html(page)
+
+    assert shown.index("layers.14.mlp.down_proj") < shown.index("Candidates side by side")
+    assert "17 × the median of the same place in the other layers" in shown
+    assert "int8-fault" in shown
+    assert len(page.get("plotly_chart")) == 4
+    assert "isolated-error-outlier" in shown
+    assert "quantwatch check run demo" in shown
+    assert page.dataframe[0].value.shape[0] == 30
+
+
+def test_address_restores_what_was_shown(save_run: Callable[[Spec], RunResult]) -> None:
+    """Catches a link in a message that opens something else."""
+    run = save_run(Spec())
+    wanted = {
+        "candidate": "int4-g64", "prompt": "3", "metric": "lens_kl", "tokens": "every", "position": "17",
+        "part": "attention", "statistic": "p99", "k": "topk_logit_deviation_k3", "normalised": "1", "fit": "1",
+    }  # fmt: skip
+    page = open_page("run", run=run.run_id, **wanted)
+
+    boxes = {box.label: box.value for box in page.selectbox}
+    assert boxes["Candidate"] == "int4-g64"
+    assert boxes["Prompt"] == "3"
+    assert boxes["Metric"] == "lens_kl"
+    assert boxes["Token"] == "17"
+    assert boxes["Part of the layer"] == "attention"
+    assert all(toggle.value for toggle in page.toggle)
+    assert {key: page.query_params[key] for key in wanted} == wanted
+
+
+def test_unknown_parameters_show_the_default(save_run: Callable[[Spec], RunResult]) -> None:
+    """Catches an exception for an address that was cut or mistyped."""
+    save_run(Spec())
+    page = open_page(
+        "run", candidate="nobody", prompt="x", metric="../../etc", position="-1", part="<b>"
+    )
+
+    boxes = {box.label: box.value for box in page.selectbox}
+    assert (boxes["Candidate"], boxes["Metric"]) == ("int8-fault", "rel_error")
+
+
+def test_choosing_changes_the_address(save_run: Callable[[Spec], RunResult]) -> None:
+    """Catches a picker whose choice is lost when the page's address is copied."""
+    save_run(Spec())
+    page = open_page("run")
+    page.selectbox(key="pick-candidate").select("bf16").run()
+
+    assert not page.exception
+    assert page.query_params["candidate"] == "bf16"
+
+
+def test_unknown_run_is_a_card(save_run: Callable[[Spec], RunResult]) -> None:
+    """Catches a traceback for a run that is not there."""
+    save_run(Spec())
+    shown = html(open_page("run", run="<script>alert(1)</script>"))
+
+    assert "That is not in this database" in shown
+    assert "<script" not in shown
+
+
+@pytest.mark.parametrize("status", [RunStatus.FAILED, RunStatus.CANCELLED], ids=str)
+def test_failed_run_is_not_a_regression(end_run: Callable[..., None], status: RunStatus) -> None:
+    """Catches a monitor's own failure that is shown as the model's fault."""
+    end_run(Spec(), status, "disk full: 12 MB free")
+    shown = html(open_page("run", run=Spec().run_id))
+
+    assert f"Run {status.value}" in shown
+    assert "disk full: 12 MB free" in shown
+    assert "qw-tone-regression" not in shown
+
+
+def test_nan_run_says_where_it_starts(save_run: Callable[[Spec], RunResult]) -> None:
+    """Catches NaN that is drawn as nothing, averaged away, or breaks the page."""
+    bad = Candidate("nan", 8e-3, Verdict.REGRESSION, nan_layer=9)
+    run = save_run(Spec(candidates=(Candidate("bf16", 2e-3), bad)))
+    shown = html(open_page("run", run=run.run_id))
+
+    assert "Not finite from layers.9 on" in shown
+    assert "NaN" in shown
+
+
+def test_all_nan_and_unmeasured_candidates(save_run: Callable[[Spec], RunResult]) -> None:
+    """Catches a division or logarithm of nothing, and a failed candidate that is left out."""
+    failed = Candidate("broken", 0.0, None, failure="weights are corrupt: <b>bad</b> magic")
+    exact = Candidate("exact", 0.0)
+    run = save_run(
+        Spec(
+            candidates=(exact, failed, Candidate("nan", math.nan, Verdict.REGRESSION, nan_layer=0))
+        )
+    )
+    shown = html(open_page("run", run=run.run_id))
+
+    assert "weights are corrupt: &lt;b&gt;bad&lt;/b&gt; magic" in shown
+
+
+@pytest.mark.parametrize("num_layers", [1, 126])
+def test_shallow_and_deep_models(save_run: Callable[[Spec], RunResult], num_layers: int) -> None:
+    """Catches an axis or a picture that assumes 30 layers."""
+    save_run(Spec(num_layers=num_layers, num_prompts=1, candidates=(Candidate("a", 1e-2),)))
+
+    assert len(open_page("run").get("plotly_chart")) == 4
+
+
+def test_nothing_from_the_database_is_markup(save_run: Callable[[Spec], RunResult]) -> None:
+    """Catches prompts and names that are rendered as HTML or Markdown."""
+    hostile = "<script>alert(1)</script>"
+    pieces = [
+        hostile,
+        "$x$",
+        ":red[y]",
+        "[x](javascript:alert(1))",
+        "**b**",
+        "<img src=x onerror=alert(1)>",
+    ]
+    names = (Candidate(f"{hostile}**b**", 1e-2, Verdict.REGRESSION), Candidate("n" * 300, 2e-2))
+    run = save_run(Spec(check=f":red[c]{hostile}", pieces=pieces, candidates=names, num_prompts=2))
+
+    for page in (open_page("run", run=run.run_id), open_page("overview"), open_page("alerts")):
+        shown = html(page)
+        assert "<script" not in shown
+        assert "<img src=x" not in shown
+        assert "&lt;script&gt;" in shown or page.selectbox
+        assert not [m for m in page.markdown if "javascript" in m.value or ":red[" in m.value]
+
+
+def test_alerts_page_filters_by_check(demo_url: str) -> None:
+    """Catches alerts of another check, and a check without alerts that shows an empty box."""
+    assert "isolated-error-outlier" in html(open_page("alerts", check="demo"))
+
+    quiet = html(open_page("alerts", check="chat-int8"))
+    assert "No open alert" in quiet
+    assert "isolated-error-outlier" not in quiet
+
+
+def test_app_shows_the_overview(demo_url: str) -> None:
+    """Catches a broken router: the script itself must open the first page."""
+    app = AppTest.from_file(str(launch.app_path()), default_timeout=TIMEOUT_S).run()
+
+    assert not app.exception
+    assert "1 regression" in html(app)
+
+
+def test_screenshots_script_is_importable() -> None:
+    """Catches a script of `make screenshots` that no test would notice to be broken."""
+    path = Path(__file__).parents[2] / "docs" / "make_screenshots.py"
+    found = importlib.util.spec_from_file_location("make_screenshots", path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+
+    assert set(module.PAGES) == {"overview", "run"}

@@ -1,0 +1,65 @@
+"""Operators, back ends, and the count of fallbacks."""
+
+import pytest
+
+from quantwatch_kernels.registry import (
+    Fallback,
+    Op,
+    clear_fallbacks,
+    fallbacks,
+    prefer,
+    record_fallback,
+)
+
+
+def make() -> Op[[int], str]:
+    op: Op[[int], str] = Op("double")
+    op.register("fast", lambda x: None if x < 10 else f"{x} is too large")(
+        lambda x: f"fast {2 * x}"
+    )
+    op.register("slow")(lambda x: f"slow {2 * x}")
+    return op
+
+
+def test_the_first_one_that_applies() -> None:
+    """Catches a fallback that nobody hears of."""
+    op = make()
+    assert op.run(None, 3) == "fast 6"
+    assert fallbacks() == {}
+    assert op.run(None, 10) == "slow 20"
+    assert op.run(None, 10) == "slow 20"
+    assert fallbacks() == {Fallback("double", "fast", "slow", "10 is too large"): 2}
+    clear_fallbacks()
+    assert fallbacks() == {}
+
+
+def test_asking_by_name() -> None:
+    """Catches a preference that is ignored or outlives its block."""
+    op = make()
+    assert op.run("slow", 3) == "slow 6"
+    with prefer("slow"):
+        assert op.run(None, 3) == "slow 6"
+        assert op.run("fast", 3) == "fast 6"
+    with prefer("elsewhere"):
+        assert op.run(None, 3) == "fast 6"
+    assert op.run(None, 3) == "fast 6"
+
+
+def test_mistakes_are_named() -> None:
+    """Catches a misspelt back end that silently means the default."""
+    op = make()
+    with pytest.raises(ValueError, match="no back end 'triton'; it has fast, slow"):
+        op.run("triton", 3)
+    with pytest.raises(ValueError, match="already"):
+        op.register("slow")
+    lonely: Op[[int], int] = Op("lonely")
+    lonely.register("only", lambda _: "it is Sunday")(lambda x: x)
+    with pytest.raises(ValueError, match="it is Sunday"):
+        lonely.run(None, 1)
+
+
+def test_rows_count_too() -> None:
+    """Catches a count of calls where rows were meant."""
+    record_fallback(Fallback("op", "a", "b", "rows"), 3)
+    record_fallback(Fallback("op", "a", "b", "rows"), 2)
+    assert fallbacks()[Fallback("op", "a", "b", "rows")] == 5

@@ -1,0 +1,217 @@
+"""The schema, as the migrations build it, on both databases."""
+
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from subprocess import PIPE
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import inspect, text
+
+from quantwatch.errors import StoreError
+from quantwatch.store import upgrade as upgrades
+from quantwatch.store.schema import REVISIONS
+from quantwatch.store.session import open_database
+from quantwatch.store.tables import Base
+from quantwatch.store.upgrade import migrate, migrations_folder, schema_state, upgrade
+
+
+def _tables(url: str) -> set[str]:
+    database = open_database(url, check_schema=False)
+    with database.reader() as session:
+        names = set(inspect(session.connection()).get_table_names())
+    database.close()
+    return names - {"alembic_version"}
+
+
+def test_empty_to_head_to_base_to_head(database_url: str) -> None:
+    """Catches a downgrade that leaves tables, and a schema that can't be built twice."""
+    assert schema_state(database_url) == "empty"
+    upgrade(database_url)
+    assert schema_state(database_url) == "current"
+    assert _tables(database_url) == set(Base.metadata.tables)
+    migrate(database_url, "base")
+    assert schema_state(database_url) == "empty"
+    assert _tables(database_url) == set()
+    upgrade(database_url)
+    assert _tables(database_url) == set(Base.metadata.tables)
+
+
+def test_tables_and_migrations_agree(database_url: str) -> None:
+    """Catches a column that exists in Python only, or has another type or index."""
+    upgrade(database_url)
+    database = open_database(database_url)
+    with database.reader() as session:
+        context = MigrationContext.configure(session.connection(), opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+    database.close()
+
+
+def test_constraints_agree_too(database_url: str) -> None:
+    """Catches what autogenerate does not compare: checks, cascades, names that can't be dropped."""
+    upgrade(database_url)
+    database = open_database(database_url)
+    with database.reader() as session:
+        found = inspect(session.connection())
+        for name, table in Base.metadata.tables.items():
+            expected = {str(c.name) for c in table.constraints}
+            assert {
+                *(str(c["name"]) for c in found.get_check_constraints(name)),
+                *(str(c["name"]) for c in found.get_unique_constraints(name)),
+                *(str(c["name"]) for c in found.get_foreign_keys(name)),
+                str(found.get_pk_constraint(name)["name"]),
+            } == expected
+            cascades = {
+                key["name"]: key["options"].get("ondelete") for key in found.get_foreign_keys(name)
+            }
+            assert cascades == {key.name: key.ondelete for key in table.foreign_key_constraints}
+    database.close()
+
+
+def test_an_upgrade_of_a_current_schema_changes_nothing(database_url: str) -> None:
+    """Catches an upgrade at every start that waits for a lock although nothing is to do."""
+    upgrade(database_url)
+    database = open_database(database_url)
+    with database.writer() as session:
+        session.execute(text("INSERT INTO metric (slug) VALUES ('kept')"))
+        upgrade(database_url, wait_s=1)
+    with database.reader() as session:
+        assert session.scalar(text("SELECT slug FROM metric")) == "kept"
+    database.close()
+
+
+_UPGRADE = """
+import sys
+from quantwatch.store.session import open_database
+from quantwatch.store.upgrade import upgrade
+print("ready", flush=True)
+sys.stdin.readline()
+upgrade(sys.argv[1])
+open_database(sys.argv[1]).close()
+"""
+
+
+@pytest.mark.slow
+def test_four_processes_upgrade_at_once(database_url: str) -> None:
+    """Catches DuplicateTable and "database is locked" when replicas start together (B32)."""
+    command = [sys.executable, "-c", _UPGRADE, database_url]
+    workers = [
+        subprocess.Popen(command, text=True, stdin=PIPE, stdout=PIPE, stderr=PIPE) for _ in range(4)
+    ]
+    for worker in workers:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "ready\n"
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    errors = [worker.communicate(timeout=120)[1] for worker in workers]
+    assert errors == ["", "", "", ""]
+    assert [worker.returncode for worker in workers] == [0, 0, 0, 0]
+    assert schema_state(database_url) == "current"
+    assert _tables(database_url) == set(Base.metadata.tables)
+
+
+def test_a_failed_migration_changes_nothing(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches half a schema, which neither the old nor the new program understands."""
+    real = upgrades.alembic_config
+
+    def fail(*_: object) -> None:
+        raise StoreError("power cut")
+
+    monkeypatch.setattr(upgrades, "_check_foreign_keys", fail)
+    with pytest.raises(StoreError, match="power cut"):
+        upgrade(database_url)
+    monkeypatch.undo()
+    assert upgrades.alembic_config is real
+    assert _tables(database_url) == set()
+    upgrade(database_url)
+    assert schema_state(database_url) == "current"
+
+
+def test_the_program_knows_every_revision() -> None:
+    """Catches a new migration that `schema.REVISIONS` forgets: databases would look ahead."""
+    script = ScriptDirectory(str(migrations_folder()))
+    assert tuple(r.revision for r in reversed(list(script.walk_revisions()))) == REVISIONS
+    assert script.get_heads() == [REVISIONS[-1]]
+
+
+def test_migrations_of_a_wheel_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches an installed program that can't create its tables."""
+    import quantwatch
+
+    package = tmp_path / "site" / "quantwatch"
+    package.mkdir(parents=True)
+    source = migrations_folder()
+    monkeypatch.setattr(quantwatch, "__file__", str(package / "__init__.py"))
+    with pytest.raises(StoreError, match="migrations are missing"):
+        migrations_folder()
+    shutil.copytree(source, package / "_migrations")
+    assert migrations_folder() == package / "_migrations"
+    url = f"sqlite:///{tmp_path / 'wheel.db'}"
+    upgrade(url)
+    assert schema_state(url) == "current"
+
+
+def test_a_missing_folder_is_not_created(tmp_path: Path) -> None:
+    """Catches a mistyped path that becomes a new, empty database."""
+    with pytest.raises(StoreError, match=r"folder .*typo does not exist"):
+        upgrade(f"sqlite:///{tmp_path}/typo/quantwatch.db")
+    assert not (tmp_path / "typo").exists()
+
+
+def test_the_default_folder_is_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a first start that fails because nobody made the data folder."""
+    folder = tmp_path / "share" / "quantwatch"
+    monkeypatch.setattr(upgrades, "user_data_path", lambda *_, **__: folder)
+    upgrade(f"sqlite:///{folder}/quantwatch.db")
+    assert (folder / "quantwatch.db").is_file()
+
+
+def test_a_new_sqlite_file_keeps_a_log(tmp_path: Path) -> None:
+    """Catches a database in which a page waits for the writer."""
+    url = f"sqlite:///{tmp_path / 'new.db'}"
+    upgrade(url)
+    database = open_database(url)
+    with database.reader() as session:
+        assert session.scalar(text("PRAGMA journal_mode")) == "wal"
+        assert session.scalar(text("PRAGMA synchronous")) == 1
+        assert session.scalar(text("PRAGMA foreign_keys")) == 1
+        assert session.scalar(text("PRAGMA busy_timeout")) == 10_000
+    database.close()
+
+
+def test_a_read_only_database_is_not_upgraded(tmp_path: Path) -> None:
+    """Catches a dashboard that creates tables."""
+    with pytest.raises(StoreError, match="opened read-only; it can't be upgraded"):
+        upgrade(f"sqlite:///{tmp_path / 'some.db'}?mode=ro")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unwritable_default_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a traceback on a home folder that can't be written to."""
+    (tmp_path / "share").write_text("a file, not a folder")
+    folder = tmp_path / "share" / "quantwatch"
+    monkeypatch.setattr(upgrades, "user_data_path", lambda *_, **__: folder)
+    with pytest.raises(StoreError, match=r"can't be created: .*share"):
+        upgrade(f"sqlite:///{folder}/quantwatch.db")
+
+
+def test_rows_that_refer_to_nothing_stop_a_migration(tmp_path: Path) -> None:
+    """Catches a rebuilt table that loses rows: keys are not enforced while SQLite migrates."""
+    path = tmp_path / "orphans.db"
+    upgrade(f"sqlite:///{path}")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO latest_run (check_id, run_id) VALUES (1, 'gone')")
+    with pytest.raises(StoreError, match="of table latest_run would refer to nothing"):
+        migrate(f"sqlite:///{path}", "head")

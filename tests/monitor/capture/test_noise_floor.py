@@ -1,0 +1,101 @@
+"""The reference against itself, beside another text instead of alone."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quantwatch.capture.plan import CapturePlan
+from quantwatch.metrics.registry import METRICS
+
+
+def test_floor_is_measured_like_a_candidate(kit: Any, architecture: str) -> None:
+    """Would catch a floor without isolated errors, of other prompts, or as large as a real fault."""
+    model = kit.build(architecture)
+    plan = CapturePlan(batch_tokens=64, isolated_fraction=0.5)
+    captured = kit.capture(model, {"c": kit.perturb(model)}, kit.suite([30, 9, 21, 14]), plan)
+    floor, sink = captured.floor, captured.sink
+    assert {o.candidate for o in floor.observations} == {"reference"}
+    isolated = {
+        o.prompt for o in sink.observations if any(m.metric == "isolated_error" for m in o.matrices)
+    }
+    assert {o.prompt for o in floor.observations} == isolated
+    for prompt in isolated:
+        ours, theirs = sink.of("c", prompt), floor.of("reference", prompt)
+        places = [
+            {(m.metric, m.scopes, m.role) for m in o.matrices if m.role == "sample"}
+            for o in (ours, theirs)
+        ]
+        assert places[0] == places[1]
+    for metric in ("rel_error", "isolated_error"):
+        noise, fault = floor.largest("reference", metric), sink.largest("c", metric)
+        assert set(noise) == set(fault)
+        assert max(noise.values()) < 1e-5
+        assert np.median(list(fault.values())) > 1e-3
+    assert floor.largest("reference", "logit_kl")["model"] < 1e-10
+
+
+def test_floor_of_one_prompt(kit: Any) -> None:
+    """Would catch a suite of one prompt without a floor."""
+    model = kit.build("llama")
+    captured = kit.capture(model, {"c": kit.perturb(model)}, kit.suite([30]))
+    assert [o.prompt for o in captured.floor.observations] == [0]
+
+
+def test_floor_at_the_end_of_the_context(kit: Any) -> None:
+    """Would catch a companion beyond a learned position table."""
+    model = kit.build("gpt2", n_positions=30)
+    captured = kit.capture(
+        kit.load(model, max_positions=30), {"c": kit.perturb(model)}, kit.suite([30, 30])
+    )
+    assert captured.floor.observations
+
+
+def test_without_isolated_prompts_there_is_no_floor(kit: Any) -> None:
+    """Would catch a floor that nobody asked to pay for."""
+    model = kit.build("llama")
+    plan = CapturePlan(isolated_fraction=0)
+    captured = kit.capture(model, {"c": kit.perturb(model)}, kit.suite([30, 9]), plan)
+    assert not captured.floor.observations
+    assert not captured.sink.matrices("c", "isolated_error")
+    assert captured.report.num_forwards == {"reference": 2, "c": 2}
+
+
+@pytest.mark.parametrize("start", [0, 6])
+def test_only_scored_positions_are_emitted(kit: Any, start: int) -> None:
+    """Would catch llama.cpp's unscored first half in a mean, or positions off by its length."""
+    model = kit.build("llama")
+    candidate = kit.perturb(model)
+    suite = kit.suite([30, 9, 7], score_start=start)
+    plan = CapturePlan(batch_tokens=64, lens_positions=128, isolated_fraction=1.0)
+    scored = kit.capture(model, {"c": candidate}, suite, plan)
+    whole = kit.capture(model, {"c": candidate}, kit.suite([30, 9, 7]), plan)
+    for prompt in suite.prompts:
+        length = len(prompt.token_ids)
+        for matrix in scored.sink.of("c", prompt.index).matrices:
+            where = matrix.positions
+            assert METRICS[matrix.metric]
+            assert matrix.values.shape[1] == (length - start if where is None else len(where))
+            if where is not None:
+                assert where.min() >= start
+                assert where.max() < length
+        for metric, scope in [("logit_kl", "model"), ("rel_error", "layers.1")]:
+            ours, _ = scored.sink.row("c", prompt.index, metric, scope)
+            theirs, _ = whole.sink.row("c", prompt.index, metric, scope)
+            np.testing.assert_allclose(ours, theirs[start:], rtol=1e-4)
+        ours, at = scored.sink.row("c", prompt.index, "nll_candidate", "model")
+        assert at.tolist() == list(range(start, length - 1))
+        top = scored.sink.of("c", prompt.index).top
+        assert top is not None
+        assert len(top.reference_ids) == length - start
+
+
+def test_prompt_of_one_token(kit: Any) -> None:
+    """Would catch a crash, or a target that belongs to the next prompt."""
+    model = kit.build("gemma2")
+    captured = kit.capture(model, {"c": kit.perturb(model)}, kit.suite([1, 1, 12, 1]))
+    observation = captured.sink.of("c", 1)
+    metrics = {matrix.metric for matrix in observation.matrices}
+    assert "logit_kl" in metrics
+    assert "nll_candidate" not in metrics
+    assert captured.sink.row("c", 1, "lens_kl", "layers.0")[1].tolist() == [0]
