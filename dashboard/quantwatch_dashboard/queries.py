@@ -112,10 +112,13 @@ def grid(given: str, key: BlockKey, suite_hash: str) -> TokenGrid | None:
 def measured_tokens(
     given: str, run_id: str, candidate: str, metric: str, suite_hash: str
 ) -> TokenGrid | None:
-    """Return one metric at all tokens of all prompts at which it was measured, None without any."""
+    """Return one metric at all tokens of all prompts at which a tap was measured, None without any.
+
+    The output (scope `model`) is measured everywhere and left out.
+    """
     keys = [(run_id, candidate, metric, p.index) for p in prompts(given, suite_hash)]
     found = [grid(given, key, suite_hash) for key in keys[:_MAX_PROMPTS]]
-    measured = [g.measured_only() for g in found if g is not None]
+    measured = [g.rows(set(g.scopes) - {MODEL}).measured_only() for g in found if g is not None]
     return side_by_side(measured) if measured else None
 
 

@@ -114,6 +114,19 @@ def test_missing_database_names_itself(tmp_path: Any) -> None:
     assert not (tmp_path / "gone.db").exists()
 
 
+def test_output_row_does_not_blow_up_sampled_tokens(
+    save_run: Callable[[Spec], RunResult], empty_url: str
+) -> None:
+    """Catches the output's own row, measured everywhere, that keeps every unmeasured token."""
+    run = save_run(Spec(num_prompts=2))
+    metric = "topk_logit_deviation_k5"
+    every = queries.measured_tokens(empty_url, run.run_id, "int8", metric, run.suite_hash)
+
+    assert every is not None
+    assert every.values.shape == (30, 2 * 8)
+    assert not every.missing.any()
+
+
 @pytest.mark.parametrize("url", ["postgresql://user:hunter2@127.0.0.1:1/db", "nonsense-hunter2"])
 def test_password_is_never_shown(url: str) -> None:
     """Catches a password on the page, in the state card or in the error."""

@@ -3,7 +3,7 @@
 import plotly.graph_objects as go
 import streamlit as st
 
-from quantwatch.domain import CandidateResult, RunResult, is_layer
+from quantwatch.domain import EMBEDDING, FINAL_NORM, MODEL, CandidateResult, RunResult, is_layer
 from quantwatch.metrics.registry import METRICS
 from quantwatch_dashboard import queries, series, text
 from quantwatch_dashboard.charts.grid import TokenGrid
@@ -41,7 +41,7 @@ def show(url: str, result: RunResult, candidate: CandidateResult, prompt: int, m
         with three:
             wanted = pick("Tokens", "tokens", list(_TOKENS), "all", _TOKENS.__getitem__)
         grid = _tokens(url, result.suite_hash, key, grid, wanted)
-    shown = grid.rows([s for s in grid.scopes if s != "model"]) if parts else _layers(grid)
+    shown = grid.rows(set(grid.scopes) - {MODEL}) if parts else _layers(grid)
     marked = series.outlier(result, candidate)
     _draw(shown, heatmap_of(shown, metric, fixed=not fit, marked=marked), metric, "heatmap")
 
@@ -68,7 +68,7 @@ def _tokens(
 ) -> TokenGrid:
     if wanted == "all":
         return queries.measured_tokens(url, *key[:3], suite_hash) or grid
-    return grid.measured_only() if wanted == "prompt" else grid
+    return _layers(grid).measured_only() if wanted == "prompt" else grid
 
 
 def heatmap_of(
@@ -88,7 +88,7 @@ def heatmap_of(
 
 
 def _layers(grid: TokenGrid) -> TokenGrid:
-    return grid.rows([s for s in grid.scopes if is_layer(s) or s in ("embedding", "final_norm")])
+    return grid.rows([s for s in grid.scopes if is_layer(s) or s in (EMBEDDING, FINAL_NORM)])
 
 
 def _draw(grid: TokenGrid, figure: go.Figure | None, metric: str, key: str) -> None:

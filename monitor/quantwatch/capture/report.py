@@ -1,11 +1,13 @@
 """What a capture says about itself: coverage proof, observer effect, timings, findings."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
 
 from quantwatch.domain import Json, NonFinite, Scope
+from quantwatch.telemetry import canonical_json
 
 MAX_HEAD_ROWS = 16
 
@@ -49,4 +51,5 @@ class CaptureReport:
 
     def to_json(self) -> Json:
         """Return the report as plain JSON values."""
-        return asdict(self)
+        plain: Json = json.loads(canonical_json(asdict(self)))
+        return plain

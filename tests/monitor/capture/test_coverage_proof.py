@@ -22,33 +22,19 @@ def _num_hooks(*models: nn.Module) -> int:
 
 
 def _never(model: Any) -> None:
-    """Make a layer pass by its MLP, as a fused kernel would."""
+    """Make a layer call its MLP past its hooks, as a compiled or fused forward does."""
     mlp = model.model.layers[1].mlp
-    plain = mlp.forward
-    container = nn.Module()
-    container.add_module("inner", mlp)
-    container.forward = plain  # type: ignore[method-assign]
-    layer = model.model.layers[1]
-    original = layer.forward
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        layer.mlp.__class__.__call__ = lambda self, *a, **k: self.forward(*a, **k)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            del layer.mlp.__class__.__call__
-
-    layer.forward = forward
+    past_hooks = {"__call__": lambda self, *args: self.forward(*args)}
+    mlp.__class__ = type("Fused", (type(mlp),), past_hooks)
 
 
 def _twice(model: Any) -> None:
     """Call a layer's MLP twice."""
-    attention = model.model.layers[1].mlp
     layer = model.model.layers[1]
     original = layer.forward
 
     def forward(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        attention(hidden_states)
+        layer.mlp(hidden_states)
         return original(hidden_states, *args, **kwargs)
 
     layer.forward = forward
@@ -84,7 +70,7 @@ def test_shared_layer_is_refused(kit: Any) -> None:
 def test_missing_layer_is_refused_before_any_forward(kit: Any) -> None:
     """Would catch layers compared with one another's neighbours."""
     model = kit.build("llama")
-    with pytest.raises(CaptureError, match="c has 2 layers.*reference has 3"):
+    with pytest.raises(CaptureError, match=r"c has 2 layers.*reference has 3"):
         kit.capture(model, {"c": kit.build("llama", num_hidden_layers=2)}, kit.suite([9]))
 
 
@@ -132,7 +118,7 @@ def test_in_place_residuals_do_not_rewrite_what_was_seen(kit: Any) -> None:
 
 
 def _fail_in_sink(kit: Any) -> Any:
-    class Full(kit.memory):  # type: ignore[misc, name-defined]
+    class Full(kit.memory):  # type: ignore[misc]
         def observe(self, observation: Any) -> None:
             raise OSError("disk full")
 
@@ -181,7 +167,7 @@ class _Sharpened(nn.Module):
 def test_unknown_transformation_of_logits_is_found(kit: Any) -> None:
     """Would catch a lost soft-capping (exllamav3 4bf0165): KL of something else is reported."""
     model = kit.build("llama")
-    with pytest.raises(CaptureError, match="^c: its logits under observation differ .* by "):
+    with pytest.raises(CaptureError, match=r"^c: its logits under observation differ .* by "):
         kit.capture(model, {"c": _Sharpened(copy.deepcopy(model))}, kit.suite([9]))
 
 

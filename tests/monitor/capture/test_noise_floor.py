@@ -66,10 +66,10 @@ def test_only_scored_positions_are_emitted(kit: Any, start: int) -> None:
     """Would catch llama.cpp's unscored first half in a mean, or positions off by its length."""
     model = kit.build("llama")
     candidate = kit.perturb(model)
-    suite = kit.suite([30, 9, 7], score_start=start)
+    suite = kit.suite([30, 9, 8], score_start=start)
     plan = CapturePlan(batch_tokens=64, lens_positions=128, isolated_fraction=1.0)
     scored = kit.capture(model, {"c": candidate}, suite, plan)
-    whole = kit.capture(model, {"c": candidate}, kit.suite([30, 9, 7]), plan)
+    whole = kit.capture(model, {"c": candidate}, kit.suite([30, 9, 8]), plan)
     for prompt in suite.prompts:
         length = len(prompt.token_ids)
         for matrix in scored.sink.of("c", prompt.index).matrices:

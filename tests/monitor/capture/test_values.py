@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quantwatch.capture.plan import CapturePlan
+from quantwatch.domain import FINAL_NORM, HEAD, Scope
 from quantwatch.metrics.registry import METRICS
 from quantwatch.models.anatomy import Anatomy, resolve
 
@@ -77,22 +78,22 @@ class Watched:
 
 def softmax(z: Vector) -> Vector:
     e = np.exp(z - z.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+    return np.asarray(e / e.sum(-1, keepdims=True))
 
 
 def kl(z: Vector, w: Vector) -> Vector:
     p, q = softmax(z), softmax(w)
-    return (p * (np.log(p) - np.log(q))).sum(-1)
+    return np.asarray((p * (np.log(p) - np.log(q))).sum(-1))
 
 
 def relative(a: Vector, b: Vector, base: Vector) -> Vector:
-    return np.linalg.norm(a - b, axis=-1) / np.linalg.norm(base, axis=-1)
+    return np.asarray(np.linalg.norm(a - b, axis=-1) / np.linalg.norm(base, axis=-1))
 
 
 def top_deviation(z: Vector, w: Vector, k: int) -> Vector:
     ids = np.argsort(-z, axis=-1, kind="stable")[:, :k]
     gap = np.take_along_axis(z, ids, -1) - np.take_along_axis(w, ids, -1)
-    return np.abs(gap).mean(-1)
+    return np.asarray(np.abs(gap).mean(-1))
 
 
 def output_expectations(z: Vector, w: Vector, ids: tuple[int, ...]) -> dict[str, Vector]:
@@ -135,7 +136,7 @@ def tap_expectations(h: Vector, g: Vector) -> dict[str, Vector]:
 def lens(model: nn.Module, anatomy: Anatomy, h: Vector, soft: tuple[float, float | None]) -> Vector:
     """Final norm, projection and head of the reference in float64."""
     scale, cap = soft
-    paths = (anatomy.taps.get("final_norm"), anatomy.projection, anatomy.taps["head"])
+    paths = (anatomy.taps.get(FINAL_NORM), anatomy.projection, anatomy.taps[HEAD])
     z = torch.from_numpy(h)
     twin = {p: model.get_submodule(p) for p in paths if p is not None}
     with torch.no_grad():
@@ -162,7 +163,7 @@ class Case:
             (Watched(self.reference, p.token_ids), Watched(self.candidate, p.token_ids))
             for p in self.suite.prompts
         ]
-        self.layers = [f"layers.{n}" for n in range(self.anatomy.num_layers)]
+        self.layers = [Scope(f"layers.{n}") for n in range(self.anatomy.num_layers)]
 
     def check(self, prompt: int, metric: str, scope: str, wanted: Vector, rel: float) -> None:
         values, positions = self.captured.sink.row("c", prompt, metric, scope)
