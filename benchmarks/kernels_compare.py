@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -84,13 +85,11 @@ def tap_calls(rows: int) -> dict[str, Timed]:
     calls = {}
     for width in (576, 1536):
         h = torch.randn(rows, width)
-        other, norm = h + 0.01 * torch.randn(rows, width), row_norm(h)
-        for name, call in {
-            "tap_statistics": lambda h, o, n: tap_statistics(h, o, reference_norm=n),
-            "feature_kl": lambda h, o, n: feature_kl(h, o),
-            "isolated_error": lambda h, o, n: isolated_error(h, o, h),
-        }.items():
-            calls[f"{name} {width}"] = Timed(rows, lambda call=call, a=(h, other, norm): call(*a))
+        other = h + 0.01 * torch.randn(rows, width)
+        statistics_of_tap = partial(tap_statistics, h, other, reference_norm=row_norm(h))
+        calls[f"tap_statistics {width}"] = Timed(rows, statistics_of_tap)
+        calls[f"feature_kl {width}"] = Timed(rows, partial(feature_kl, h, other))
+        calls[f"isolated_error {width}"] = Timed(rows, partial(isolated_error, h, other, h))
     return calls
 
 

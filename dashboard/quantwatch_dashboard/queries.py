@@ -11,12 +11,13 @@ import streamlit as st
 from numpy.typing import NDArray
 
 from quantwatch.config.load import database_url
-from quantwatch.domain import MODEL, RunResult
+from quantwatch.domain import MODEL, RunResult, Verdict
 from quantwatch.errors import UserError
 from quantwatch.store import blocks, runs, suites
 from quantwatch.store.records import RunSummary, StoredPrompt
 from quantwatch.store.session import Database, open_database
 from quantwatch.store.urls import parse_url, shown
+from quantwatch_dashboard import series
 from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace, side_by_side
 from quantwatch_dashboard.summaries import CheckSummary, WorstToken, summarize, worst
 
@@ -24,6 +25,7 @@ _SHORT_S, _LONG_S = 5, 60
 _RUNS_PER_CHECK = 60
 _TREND_RUNS = 30
 _MAX_PROMPTS = 256
+_MAX_FAULTS = 10
 
 BlockKey = tuple[str, str, str, int]
 """Run, candidate, metric, prompt."""
@@ -56,10 +58,23 @@ def checks(given: str) -> tuple[CheckSummary, ...]:
     return tuple(sorted(found, key=lambda summary: summary.order))
 
 
+@st.cache_resource(ttl=_SHORT_S * 3, max_entries=4, show_spinner=False)
+def faults(given: str) -> dict[str, str]:
+    """Return, of the checks with a regression (the first ten), the candidate and where it broke."""
+    broken = [c.decided for c in checks(given) if c.decided is not None]
+    worst = [run for run in broken if run.verdict == Verdict.REGRESSION][:_MAX_FAULTS]
+    return {run.check: _fault(result(given, run.run_id)) for run in worst}
+
+
+def _fault(found: RunResult) -> str:
+    lead = series.leading(found)
+    return f"{lead.name}: {series.fault(found, lead)}" if lead is not None else ""
+
+
 def _check(db: Database, check: str) -> CheckSummary:
     recent = runs.list_runs(db, check=check, limit=_RUNS_PER_CHECK)
-    series = runs.get_series(db, check, "logit_kl", limit=_TREND_RUNS * 8)
-    return summarize(check, recent, series, max_runs=_TREND_RUNS)
+    points = runs.get_series(db, check, "logit_kl", limit=_TREND_RUNS)
+    return summarize(check, recent, points, max_runs=_TREND_RUNS)
 
 
 @st.cache_resource(ttl=_SHORT_S, max_entries=64, show_spinner=False)

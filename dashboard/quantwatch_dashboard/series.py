@@ -6,13 +6,28 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
 from quantwatch.config.default_rules import DEFAULT_RULES
-from quantwatch.domain import CandidateResult, RunResult, is_layer, layer_index
+from quantwatch.domain import CandidateResult, RunResult, Verdict, is_layer, layer_index
+from quantwatch.report import words
 from quantwatch.report.figures import Figures, forward_order
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts.layers import LayerLine
 
 WHOLE = "whole layer"
 _ENDS = ("embedding", "final_norm", "head")
+
+
+def leading(result: RunResult) -> CandidateResult | None:
+    """Return the candidate that the page is about: the worst verdict, then the worst output KL."""
+    judged = [c for c in result.candidates if c.verdict is not None]
+    if not judged:
+        return None
+    order = list(Verdict)
+    return min(judged, key=lambda c: (order.index(c.verdict or Verdict.PASS), -_kl(c)))
+
+
+def _kl(candidate: CandidateResult) -> float:
+    found = candidate.find("logit_kl")
+    return float("inf") if found is None or found.mean is None else found.mean
 
 
 def layers(result: RunResult) -> tuple[str, ...]:
@@ -108,6 +123,16 @@ def outlier(result: RunResult, candidate: CandidateResult) -> str | None:
     scope = candidate.culprit.scope if candidate.culprit is not None else None
     alerted = _outliers(result, candidate)
     return _place_key(scope) if scope is not None and _place_key(scope) in alerted else None
+
+
+def fault(result: RunResult, lead: CandidateResult) -> str:
+    """Name the place that broke; when none stands out, the worst alert says what is wrong."""
+    if lead.first_nonfinite is not None:
+        return f"Not finite from {lead.first_nonfinite.scope} on"
+    if outlier(result, lead) is not None and lead.culprit is not None and lead.culprit.scope:
+        return lead.culprit.scope
+    own = [alert for alert in words.worst_first(result.alerts) if alert.candidate == lead.name]
+    return own[0].words if own else words.headline(result)
 
 
 def _outliers(result: RunResult, candidate: CandidateResult) -> set[str]:

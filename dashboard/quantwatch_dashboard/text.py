@@ -1,4 +1,4 @@
-"""Numbers, times and names as a person reads them. Nothing here returns markup except `escape`."""
+"""Numbers, times and names as a person reads them. Nothing here returns markup."""
 
 import html
 import math
@@ -11,8 +11,13 @@ _KINDS = {"nan": math.nan, "posinf": math.inf, "neginf": -math.inf}
 
 
 def escape(value: object) -> str:
-    """Return text that HTML and Plotly labels show as it is, whatever it contains."""
+    """Return text that HTML shows as it is, whatever it contains."""
     return html.escape(str(value), quote=True)
+
+
+def label(value: object) -> str:
+    """Return text that Plotly shows as it is: it knows &lt; but not &quot;."""
+    return html.escape(str(value), quote=False)
 
 
 def number(value: float | None, digits: int = 3) -> str:

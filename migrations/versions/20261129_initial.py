@@ -1,7 +1,4 @@
-"""Initial schema.
-
-Revision 0001, the first.
-"""
+"""Initial schema."""
 
 from typing import Any
 
@@ -19,16 +16,16 @@ _TIME, _BYTES = sa.DateTime(timezone=True), sa.LargeBinary()
 _DOUBLE: Any = sa.Double()
 
 _TABLES = (
-    *("check", "environment", "variant", "suite", "suite_prompt", "metric", "scope", "scope_list"),
-    *("run", "run_candidate", "latest_run", "measurement", "noise_floor", "block"),
-    *("alert", "alert_scope", "baseline_pin"),
+    *("check", "environment", "variant", "suite", "suite_prompt", "vocabulary"),
+    *("metric", "scope", "scope_list", "run", "run_candidate", "latest_run"),
+    *("measurement", "noise_floor", "block", "alert", "alert_scope", "baseline_pin"),
 )
 
 
 def upgrade() -> None:
     _bound_lock_waits()
     _create_names()
-    _create_suites()
+    _create_texts()
     _create_runs()
     _create_candidates()
     _create_measurements()
@@ -58,7 +55,7 @@ def _create_names() -> None:
         op.create_table(table, _id(), *_required(_STRING, key), *more, _pk(table), _uq(table, key))
 
 
-def _create_suites() -> None:
+def _create_texts() -> None:
     op.create_table(
         "suite_prompt",
         *_required(_INT, "suite_id", "idx"),
@@ -69,6 +66,14 @@ def _create_suites() -> None:
         *_optional(_BYTES, "pieces", "text"),
         _pk("suite_prompt", "suite_id", "idx"),
         _fk("suite_prompt", "suite_id", "suite", ondelete="CASCADE"),
+    )
+    op.create_table(
+        "vocabulary",
+        *_required(sa.String(64), "tokenizer_sha"),
+        *_required(_COUNT, "num_tokens"),
+        *_required(_STRING, "sha256"),
+        *_required(_BYTES, "data"),
+        _pk("vocabulary", "tokenizer_sha"),
     )
 
 
@@ -128,8 +133,7 @@ def _create_measurements() -> None:
         *_required(_STRING, "method"),
         _pk("measurement", "run_candidate_id", "scope_id", "metric_id"),
         _fk("measurement", "run_candidate_id", "run_candidate", ondelete="CASCADE"),
-        _fk("measurement", "scope_id", "scope"),
-        _fk("measurement", "metric_id", "metric"),
+        *(_fk("measurement", f"{name}_id", name) for name in ("scope", "metric")),
         sqlite_with_rowid=False,
     )
     op.create_table(
@@ -140,8 +144,7 @@ def _create_measurements() -> None:
         _pk("noise_floor", "run_id", "scope_id", "metric_id"),
         _ck("noise_floor", "value_iff_finite", "(kind = 'finite') = (value IS NOT NULL)"),
         _fk("noise_floor", "run_id", "run", ondelete="CASCADE"),
-        _fk("noise_floor", "scope_id", "scope"),
-        _fk("noise_floor", "metric_id", "metric"),
+        *(_fk("noise_floor", f"{name}_id", name) for name in ("scope", "metric")),
         sqlite_with_rowid=False,
     )
 
@@ -236,11 +239,9 @@ def _ck(table: str, name: str, condition: str) -> sa.CheckConstraint:
     return sa.CheckConstraint(condition, name=op.f(f"ck_{table}_{name}"))
 
 
-def _fk(
-    table: str, column: str, other: str, ondelete: str | None = None
-) -> sa.ForeignKeyConstraint:
+def _fk(table: str, column: str, other: str, **on: Any) -> sa.ForeignKeyConstraint:
     name = op.f(f"fk_{table}_{column}_{other}")
-    return sa.ForeignKeyConstraint([column], [f"{other}.id"], name=name, ondelete=ondelete)
+    return sa.ForeignKeyConstraint([column], [f"{other}.id"], name=name, **on)
 
 
 def _bound_lock_waits() -> None:

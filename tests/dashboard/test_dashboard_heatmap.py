@@ -83,9 +83,9 @@ def test_every_column_is_its_own() -> None:
 
 def test_axis_shows_token_text_escaped() -> None:
     """Catches prompt text that Plotly would take for markup."""
-    figure = heatmap(make_grid(np.ones((1, 3)), "<b>&"), title="x")
+    figure = heatmap(make_grid(np.ones((1, 3)), '<b>&"'), title="x")
 
-    assert set(figure.layout.xaxis.labelalias.values()) == {"&lt;b&gt;&amp;"}
+    assert set(figure.layout.xaxis.labelalias.values()) == {'&lt;b&gt;&amp;"'}
 
 
 def color_at(figure: go.Figure, row: int, column: int) -> str:

@@ -60,6 +60,15 @@ def test_threshold_and_outlier_are_drawn() -> None:
     assert list(figure.data[1].x) == [1]
 
 
+def test_ends_are_not_joined_to_layers() -> None:
+    """Catches a line that plunges from the embedding's exact 0 to the first layer's error."""
+    places = ("embedding", "layers.0", "layers.1", "final_norm", "head")
+    trace = layer_chart([LayerLine("a", 0, [0.0, 1.0, 2.0, 3.0, 0.0])], places, unit="1").data[0]
+
+    assert list(trace.x) == [0, None, 1, 2, None, 3, 4]
+    assert [row[1] for row in trace.customdata][2] == "1.00"
+
+
 def test_names_are_escaped_and_lines_differ() -> None:
     """Catches markup in a candidate's name, and candidates told apart by color alone."""
     lines = [LayerLine("<i>a</i>", i, [1.0] * 4) for i in range(4)]

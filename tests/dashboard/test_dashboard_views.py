@@ -79,6 +79,7 @@ def test_overview_leads_with_the_regression(demo_url: str) -> None:
     shown = html(open_page("overview"))
 
     assert "1 regression" in shown
+    assert "int8-fault: layers.14.mlp.down_proj" in shown
     assert shown.index(">demo<") < shown.index(">chat-int8<")
     assert "Monitor trouble: newest run failed" in shown
     assert "not enough memory" in shown
@@ -222,6 +223,15 @@ def test_alerts_page_filters_by_check(demo_url: str) -> None:
     quiet = html(open_page("alerts", check="chat-int8"))
     assert "No open alert" in quiet
     assert "isolated-error-outlier" not in quiet
+
+
+def test_many_alerts_of_one_rule_are_one_row(demo_url: str) -> None:
+    """Catches a list of thirty layers that hides the one critical alert, or loses scopes."""
+    shown = html(open_page("alerts", check="demo"))
+
+    assert shown.count("<tr>") == 3
+    assert "and at 1 more scope<" in shown
+    assert "layers.29" in shown
 
 
 def test_app_shows_the_overview(demo_url: str) -> None:

@@ -59,13 +59,13 @@ def _trace(
         x=keys,
         y=rows,
         text=_cell_texts(grid, pooled),
-        hovertemplate=f"<b>%{{y}}</b><br>%{{x}}<br>{text.escape(title)}: %{{text}}<extra></extra>",
+        hovertemplate=f"<b>%{{y}}</b><br>%{{x}}<br>{text.label(title)}: %{{text}}<extra></extra>",
         zmin=low,
         zmax=high,
         colorscale=scale.colors(),
         colorbar={
             "tickvals": places, "ticktext": labels, "thickness": 14, "outlinewidth": 0, "len": 1.0,
-            "title": {"text": text.escape(title), "side": "right", "font": {"size": 12}},
+            "title": {"text": text.label(title), "side": "right", "font": {"size": 12}},
         },
         xgap=1 if len(keys) <= _GAPS else 0,
         ygap=1 if len(keys) <= _GAPS else 0,
@@ -94,13 +94,13 @@ def _where(grid: TokenGrid, pooled: Pooled, column: int) -> str:
 def _row_name(grid: TokenGrid, pooled: Pooled, i: int) -> str:
     first, last = _span(pooled.row_starts, i, len(grid.scopes))
     names = grid.scopes
-    return text.escape(names[first] if first == last else f"{names[first]} … {names[last]}")
+    return text.label(names[first] if first == last else f"{names[first]} … {names[last]}")
 
 
 def _columns(grid: TokenGrid, pooled: Pooled) -> tuple[list[str], dict[str, str]]:
     """Return a unique key per column and the token's text, which is not unique."""
     keys = [f"c{j}" for j in range(len(pooled.column_starts))]
-    shown = [text.escape(grid.places[first].label()) for first in pooled.column_starts]
+    shown = [text.label(grid.places[first].label()) for first in pooled.column_starts]
     several = len(keys) < len(grid.places)
     return keys, {k: f"{s} …" if several else s for k, s in zip(keys, shown, strict=True)}
 

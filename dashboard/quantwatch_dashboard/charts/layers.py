@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import plotly.graph_objects as go
 
+from quantwatch.domain import layer_index
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette
 
@@ -118,23 +119,32 @@ def _axis(values: list[Value], threshold: float | None) -> Axis:
 
 def _trace(line: LayerLine, axis: Axis, places: Sequence[str]) -> go.Scatter:
     color, dash, marker = palette.series_style(line.index)
+    points = _points(line, places)
     return go.Scatter(
-        x=list(range(len(places))),
-        y=[axis.place(v) for v in line.values],
-        customdata=[
-            [text.escape(p), text.number(v)] for p, v in zip(places, line.values, strict=True)
-        ],
-        name=text.escape(line.name),
+        x=[at for at, _, _ in points],
+        y=[axis.place(value) for _, value, _ in points],
+        customdata=[[text.label(place), text.number(value)] for _, value, place in points],
+        name=text.label(line.name),
         mode="lines+markers",
         line={"color": color, "dash": dash, "width": 3 if line.strong else 1.6},
         marker={
-            "symbol": [_symbol(v, marker) for v in line.values],
+            "symbol": [_symbol(value, marker) for _, value, _ in points],
             "size": 7 if line.strong else 5,
             "color": color,
         },
         opacity=1 if line.strong else 0.85,
         hovertemplate="%{customdata[0]}: <b>%{customdata[1]}</b><extra>%{fullData.name}</extra>",
     )
+
+
+def _points(line: LayerLine, places: Sequence[str]) -> list[tuple[int | None, Value, str]]:
+    """Return place, value and name, with a gap between layers and what is no layer."""
+    points: list[tuple[int | None, Value, str]] = []
+    for at, (place, value) in enumerate(zip(places, line.values, strict=True)):
+        if at and (layer_index(place) is None) != (layer_index(places[at - 1]) is None):
+            points.append((None, None, ""))
+        points.append((at, value, place))
+    return points
 
 
 def _symbol(value: Value, marker: str) -> str:
@@ -167,7 +177,7 @@ def _annotate(figure: go.Figure, line: LayerLine, axis: Axis, num_places: int) -
         return
     right_half = line.culprit > num_places / 2
     figure.add_annotation(
-        x=line.culprit, y=math.log10(height), text=f"<b>{text.escape(line.label)}</b>",
+        x=line.culprit, y=math.log10(height), text=f"<b>{text.label(line.label)}</b>",
         ax=-46 if right_half else 46, ay=-14, xanchor="right" if right_half else "left",
         showarrow=True, arrowhead=0, arrowcolor=palette.CULPRIT, arrowwidth=1.5, standoff=8,
         font={"color": palette.CULPRIT, "size": 13},
@@ -186,7 +196,7 @@ def _threshold(figure: go.Figure, threshold: float) -> None:
 
 def _layout(figure: go.Figure, axis: Axis, places: Sequence[str], unit: str) -> None:
     heights, labels = axis.ticks()
-    step = max(1, math.ceil(len(places) / 16))
+    ticks = _place_ticks(places)
     figure.update_layout(
         height=360,
         margin={"l": 8, "r": 8, "t": 44, "b": 8},
@@ -198,12 +208,21 @@ def _layout(figure: go.Figure, axis: Axis, places: Sequence[str], unit: str) -> 
         title={"text": unit, "font_size": 12}, zeroline=False,
     )  # fmt: skip
     figure.update_xaxes(
-        tickvals=list(range(0, len(places), step)),
-        ticktext=[text.escape(_short(places[i])) for i in range(0, len(places), step)],
-        range=[-0.6, len(places) - 0.4], showgrid=False, zeroline=False, tickangle=0,
+        tickvals=list(ticks), ticktext=list(ticks.values()), tickangle=0,
+        range=[-0.6, len(places) - 0.4], showgrid=False, zeroline=False,
         title={"text": "layer", "font_size": 12},
     )  # fmt: skip
 
 
-def _short(place: str) -> str:
-    return place.removeprefix("layers.").split(".")[0]
+_ENDS = {"embedding": "emb", "head": "head"}
+"""The ends that have a label; the final norm lies between the last layer and the head."""
+
+
+def _place_ticks(places: Sequence[str]) -> dict[int, str]:
+    """Return a label per place, at round layer numbers and at most 16 or so."""
+    step = max(1, math.ceil(len(places) / 16))
+    indices = [layer_index(place) for place in places]
+    ends = {at: _ENDS[place] for at, place in enumerate(places) if place in _ENDS}
+    beside = {at + side for at in ends for side in (-1, 1)}
+    layers = {at: str(n) for at, n in enumerate(indices) if n is not None and n % step == 0}
+    return ends | {at: label for at, label in layers.items() if at not in beside}

@@ -66,7 +66,7 @@ def _segments(points: list[tuple[float, float] | None]) -> list[list[tuple[float
 
 
 def _x(index: int, num_runs: int) -> float:
-    return _EDGE + (_WIDTH - 2 * _EDGE) * (index / max(1, num_runs - 1) if num_runs > 1 else 1.0)
+    return _EDGE + (_WIDTH - 2 * _EDGE) * index / max(1, num_runs - 1)
 
 
 def _y(value: float, low: float, high: float) -> float:

@@ -11,22 +11,38 @@ _HEADERS = ("Severity", "Candidate", "Where", "Rule")
 
 
 def alert_table(result: RunResult) -> Html:
-    """Return a run's alerts, critical ones first."""
+    """Return one row per rule and candidate, critical ones first: its worst scope and the rest."""
     places = {c.name: i for i, c in enumerate(result.candidates)}
-    rows = [_row(alert, places.get(alert.candidate, 0)) for alert in worst_first(result.alerts)]
+    groups: dict[tuple[str, str], list[Alert]] = {}
+    for alert in worst_first(result.alerts):
+        groups.setdefault((alert.rule, alert.candidate), []).append(alert)
+    rows = [_row(group, places.get(group[0].candidate, 0)) for group in groups.values()]
     numbers = (tag("th", name, class_="n") for name in ("Value", "Threshold"))
     return table([*_HEADERS, *numbers, "In words"], rows, "qw-alerts")
 
 
-def _row(alert: Alert, index: int) -> list[object]:
-    value = text.plain(alert_value(alert))
+def _row(group: list[Alert], index: int) -> list[object]:
+    alert, *others = group
     measured = tag("span", f"{alert.metric} · {alert.statistic}", class_="qw-sub")
     return [
         tag("td", severity_badge(alert.severity)),
         tag("td", swatch(index), alert.candidate, class_="name"),
-        tag("td", alert.scope, class_="qw-mono qw-wrap"),
+        tag("td", tag("span", alert.scope, class_="qw-mono"), class_="qw-wrap"),
         tag("td", alert.rule, measured),
-        tag("td", text.number(value), class_="n qw-hot"),
+        tag("td", _value(alert), class_="n qw-hot"),
         tag("td", text.number(alert.threshold), class_="n"),
-        tag("td", alert.words, class_="words qw-soft"),
+        tag("td", alert.words, _others(others), class_="words qw-soft"),
     ]
+
+
+def _others(others: list[Alert]) -> Html:
+    """Return the group's other scopes, folded: one bad layer tends to spoil all that follow."""
+    if not others:
+        return Html("")
+    summary = tag("summary", f"and at {len(others)} more scope{'s' if len(others) > 1 else ''}")
+    listed = ", ".join(f"{alert.scope} {_value(alert)}" for alert in others)
+    return tag("details", summary, tag("span", listed, class_="qw-small"))
+
+
+def _value(alert: Alert) -> str:
+    return text.number(text.plain(alert_value(alert)))

@@ -1,6 +1,6 @@
 """The overview's rows: one per check, and the list of recent runs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, tzinfo
 
 from quantwatch.domain import Verdict
@@ -23,16 +23,29 @@ _HEADERS = (
 )
 
 
-def check_table(checks: Iterable[CheckSummary], now: datetime, zone: tzinfo) -> Html:
-    """Return one row per check in the given order."""
-    return table(_HEADERS, (_check_row(check, now, zone) for check in checks), "qw-overview")
+def check_table(
+    checks: Iterable[CheckSummary], faults: Mapping[str, str], now: datetime, zone: tzinfo
+) -> Html:
+    """Return one row per check in the given order; `faults` says where a check broke."""
+    return table(
+        _HEADERS,
+        (_check_row(check, faults.get(check.check, ""), now, zone) for check in checks),
+        "qw-overview",
+    )
 
 
-def _check_row(check: CheckSummary, now: datetime, zone: tzinfo) -> list[object]:
+def _check_row(check: CheckSummary, fault: str, now: datetime, zone: tzinfo) -> list[object]:
     run = check.decided or check.newest
+    where = tag("span", fault, class_="qw-sub") if fault else Html("")
     return [
         tag("td", badge(run.status, run.verdict), _since(check, now, zone)),
-        tag("td", link(check.check, "run", run=run.run_id), _trouble(check, now), class_="name"),
+        tag(
+            "td",
+            link(check.check, "run", run=run.run_id),
+            where,
+            _trouble(check, now),
+            class_="name",
+        ),
         tag("td", _candidates(run)),
         tag("td", _trend(check)),
         tag("td", _alerts(check), data_label="Open alerts"),

@@ -7,21 +7,7 @@ from quantwatch.report import words
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components.markup import Html, tag
 from quantwatch_dashboard.components.verdict import badge, candidate_badge, tone
-from quantwatch_dashboard.series import outlier
-
-
-def leading(result: RunResult) -> CandidateResult | None:
-    """Return the candidate that the page is about: the worst verdict, then the worst output KL."""
-    judged = [c for c in result.candidates if c.verdict is not None]
-    if not judged:
-        return None
-    order = list(Verdict)
-    return min(judged, key=lambda c: (order.index(c.verdict or Verdict.PASS), -_kl(c)))
-
-
-def _kl(candidate: CandidateResult) -> float:
-    found = candidate.find("logit_kl")
-    return float("inf") if found is None or found.mean is None else found.mean
+from quantwatch_dashboard.series import fault, leading
 
 
 def hero(result: RunResult, now: datetime, zone: tzinfo) -> Html:
@@ -56,17 +42,7 @@ def _message(result: RunResult, lead: CandidateResult | None) -> tuple[str, str,
             f"{lead.name} departs most. {words.explanation(lead)}{also}",
             "",
         )
-    return _fault(result, lead), f"{_said(lead)}{also}", who
-
-
-def _fault(result: RunResult, lead: CandidateResult) -> str:
-    """Name the place that broke; when none stands out, the worst alert says what is wrong."""
-    if lead.first_nonfinite is not None:
-        return f"Not finite from {lead.first_nonfinite.scope} on"
-    if outlier(result, lead) is not None and lead.culprit is not None and lead.culprit.scope:
-        return lead.culprit.scope
-    own = [alert for alert in words.worst_first(result.alerts) if alert.candidate == lead.name]
-    return own[0].words if own else words.headline(result)
+    return fault(result, lead), f"{_said(lead)}{also}", who
 
 
 def _said(lead: CandidateResult) -> str:

@@ -12,7 +12,7 @@ from quantwatch_dashboard.components.markup import Html, link, table, tag
 from quantwatch_dashboard.summaries import WorstToken
 
 _AROUND = 300
-_DECADES = 4.0
+_DECADES = 2.0
 """A token whose KL is this many decades below the prompt's largest has no color any more."""
 
 
@@ -74,15 +74,12 @@ def top_tables(top: NDArray[np.float64], words: Mapping[int, str]) -> Html:
 def _token_cell(token_id: float, words: Mapping[int, str], *, same: bool) -> Html:
     if not math.isfinite(token_id):
         return tag("td", "–")
-    piece = words.get(int(token_id))
-    shown = text.token(piece, int(token_id), 28) if piece is not None else "not in the suite"
+    piece, color = words.get(int(token_id)), "" if same else " qw-hot"
     number = tag("span", f"id {int(token_id)}", class_="qw-sub")
-    return tag(
-        "td",
-        tag("span", shown, class_="qw-mono" if same else "qw-mono qw-hot"),
-        number,
-        class_="words",
-    )
+    if piece is None:
+        return tag("td", tag("span", f"id {int(token_id)}", class_=f"qw-mono{color}"))
+    shown = tag("span", text.token(piece, int(token_id), 28), class_=f"qw-mono{color}")
+    return tag("td", shown, number, class_="words")
 
 
 def _numbers(*values: float) -> list[Html]:

@@ -20,7 +20,7 @@ def show() -> None:
         return
     verdicts = [check.decided.verdict for check in found if check.decided is not None]
     page.head(_headline(verdicts), f"{len(found)} check{'s' if len(found) > 1 else ''}")
-    st.html(checks.check_table(found, now, zone))
+    st.html(checks.check_table(found, queries.faults(url), now, zone))
     page.section(
         "Newest runs",
         "Failed and cancelled runs are the monitor's own trouble; they say nothing about a model.",

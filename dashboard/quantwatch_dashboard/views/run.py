@@ -4,11 +4,11 @@ import streamlit as st
 
 from quantwatch.domain import CandidateResult, RunResult
 from quantwatch.store.records import RunSummary
-from quantwatch_dashboard import clock, queries
+from quantwatch_dashboard import clock, queries, series
 from quantwatch_dashboard.components import page, trouble
 from quantwatch_dashboard.components.alerts import alert_table
 from quantwatch_dashboard.components.candidates import side_by_side, tiles
-from quantwatch_dashboard.components.hero import hero, leading
+from quantwatch_dashboard.components.hero import hero
 from quantwatch_dashboard.components.markup import tag
 from quantwatch_dashboard.components.picker import pick
 from quantwatch_dashboard.views import run_details, run_inside, run_layers
@@ -25,7 +25,7 @@ def show() -> None:
         st.html(trouble.empty())
         return
     result = queries.result(url, queries.resolve(url, named))
-    lead = leading(result)
+    lead = series.leading(result)
     _head(url, result)
     st.html(hero(result, clock.now(), clock.zone()))
     if lead is not None:

@@ -39,8 +39,6 @@ SERIES_BOUND = 1.0
 CLOSED_BOUND = 60.0
 _MIN_KL_PER_DRIFT = 3e-3
 """Rounding moves Σ p·(E + d) by at most 2⁻²³·Σ p·|d|: below this ratio 1e-4 is not guaranteed."""
-_MIN_REVERSE_SHARE = 1e-2
-"""Reverse KL is a difference; below this share of the minuend it is done in float64."""
 _JS_BOUND = 1.5  # |δ| ≤ 1 + KL, and KL ≤ 2²/8 by Hoeffding's lemma
 _BLOCK = 128
 
@@ -108,10 +106,9 @@ def _exact_sum(x_RV: Tensor) -> Tensor:
     """Sum rows with float32 partial sums of at most 128 terms, the rest in float64."""
     rows, width = x_RV.shape
     whole = width // _BLOCK * _BLOCK
-    total = x_RV[:, whole:].sum(-1).double()
-    return total + x_RV[:, :whole].view(rows, whole // _BLOCK, _BLOCK).sum(-1).sum(
-        -1, dtype=torch.float64
-    )
+    blocks = x_RV[:, :whole].view(rows, whole // _BLOCK, _BLOCK)
+    total = blocks.sum(-1).sum(-1, dtype=torch.float64)
+    return total if whole == width else total + x_RV[:, whole:].sum(-1).double()
 
 
 def centre(z_ref_RV: Tensor, z_cand_RV: Tensor) -> Centred:
@@ -162,8 +159,7 @@ def _common(c: Centred, e: Tensor, g_R: Tensor) -> _Common:
     kl_R, shrink = offset + rest, torch.exp(-offset)
     jeffreys = -shrink * _exact_sum(weighted.mul_(e)) / c.mass - rest * torch.expm1(-offset)
     gap = torch.sub(e, _column(torch.expm1(offset)), out=c.scratch("y")).abs_()
-    reverse = jeffreys - kl_R
-    reverse = torch.where(reverse < _MIN_REVERSE_SHARE * jeffreys, torch.nan, reverse)
+    reverse = jeffreys - kl_R  # never less than a 60th of the minuend while |d| ≤ 60
     return _Common(kl_R, reverse, 0.5 * shrink * c.take_mean(gap), offset)
 
 

@@ -15,7 +15,7 @@ from quantwatch_kernels.formats import WeightFormat
 from quantwatch_kernels.quantize.affine import choose_scales, dequantize, quantize
 from quantwatch_kernels.registry import Op
 
-__all__ = ["LinearOp", "PackedLinear", "PackedWeight", "register_float_backends"]
+__all__ = ["LinearOp", "PackedLinear", "PackedWeight", "flat_bfloat16", "register_float_backends"]
 
 
 class PackedWeight(Protocol):

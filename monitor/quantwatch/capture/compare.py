@@ -27,6 +27,8 @@ class Reading:
     isolated: dict[Scope, Tensor] = field(default_factory=dict)
     layers: dict[Scope, Tensor] = field(default_factory=dict)
     """The layers' outputs [R, H], kept for the lens."""
+    isolated_s: float = 0.0
+    """Seconds of the pass that went into isolated errors."""
     head_input: Tensor = field(default_factory=lambda: torch.empty(0))
 
     @property
@@ -51,6 +53,7 @@ def read_candidate(probe: Probe, batch: Batch, trace: Trace, *, keep_layers: boo
                 "in the reference once"
             )
     reading.isolated = listener.isolation.errors
+    reading.isolated_s = listener.isolation.seconds
     return reading
 
 

@@ -7,6 +7,7 @@ once more by themselves. On int8 weights that is 1.6 instead of 2.4 passes over 
 """
 
 from collections.abc import Mapping
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ class Isolation:
 
     def __init__(self, probe: Probe, batch: Batch, passages: Mapping[Scope, Passage]) -> None:
         self.errors: dict[Scope, Tensor] = {}
+        self.seconds = 0.0
         self._probe = probe
         self._batch = batch
         self._passages = passages
@@ -40,10 +42,12 @@ class Isolation:
             return
         self._waiting[scope] = (module, call)
         if is_layer(scope) or layer_index(scope) is None:
+            start = perf_counter()
             for outer_first in reversed(list(self._waiting)):
                 if outer_first not in self.errors:
                     self._measure(outer_first)
             self._waiting.clear()
+            self.seconds += perf_counter() - start
 
     def record(self, scope: Scope, output: Any) -> None:
         """Compare an output on the reference's input with the reference's."""

@@ -14,7 +14,6 @@ from quantwatch.capture.readout import readout_of
 from quantwatch.capture.report import MAX_HEAD_ROWS, CaptureReport
 from quantwatch.capture.trace import Trace, TraceSource
 from quantwatch.domain import Progress, Sink
-from quantwatch.models.loaded import LoadedModel
 
 
 class Measurer:
@@ -23,16 +22,14 @@ class Measurer:
     def __init__(
         self,
         source: TraceSource,
-        reference: LoadedModel,
         probes: Mapping[str, Probe],
         plan: CapturePlan,
         sink: Sink,
         report: CaptureReport,
     ) -> None:
-        self.reference = reference
         self.probes = probes
         self.report = report
-        self._readout = source.readout
+        self._source = source
         self._readouts = {name: readout_of(probe.model) for name, probe in probes.items()}
         self._plan = plan
         self._sink = sink
@@ -48,12 +45,13 @@ class Measurer:
                 readings[name] = read_candidate(
                     probe, layout.batch, trace, keep_layers=self._plan.lens_positions > 0
                 )
+            self.report.shift("candidates", "isolated", readings[name].isolated_s)
             progress.advance(layout.batch.num_tokens)
         heads = {
             name: Head.of(self.probes[name].model, self._readouts[name], reading.head_input)
             for name, reading in readings.items()
         }
-        theirs = Head.of(self.reference, self._readout, trace.head_input)
+        theirs = self._source.head(trace.head_input)
         equal = {name for name in heads if self.report.bit_equal[name] and readings[name].is_equal}
         with self.report.timed("outputs"):
             outputs = compare_outputs(
@@ -73,9 +71,9 @@ class Measurer:
         outputs, report = measured.outputs, self.report
         if self._plan.lens_positions:
             with report.timed("lens"):
-                self._read_lens(measured, trace, layout)
+                self._read_lens(measured, trace, layout, heads[0])
         if layout.batch.isolated:
-            with report.timed("isolated_head"):
+            with report.timed("isolated"):
                 self._isolate_head(measured, layout, heads)
         measured.births = candidate_births(measured.reading, trace, outputs, layout)
         for birth in measured.births:
@@ -84,11 +82,11 @@ class Measurer:
             report.note_nonfinite("reference", birth)
         report.bit_equal[measured.name] &= outputs.is_equal
 
-    def _read_lens(self, measured: Measured, trace: Trace, layout: Layout) -> None:
+    def _read_lens(self, measured: Measured, trace: Trace, layout: Layout, reference: Head) -> None:
         layers = {s: (trace.taps[s], hidden) for s, hidden in measured.reading.layers.items()}
         extras = [self._worst(measured.outputs, layout, n) for n in range(len(layout.spans))]
         requests = [*enumerate(layout.positions), *enumerate(extras)]
-        readout = cut(self._readout, measured.outputs.width)
+        readout = cut(reference.readout, measured.outputs.width)
         readings = read_lens(readout, layers, layout, requests)
         measured.samples = readings[: len(extras)]
         measured.extras = readings[len(extras) :]

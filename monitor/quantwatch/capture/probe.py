@@ -48,6 +48,9 @@ class Probe:
         self._head_call: Call | None = None
         self._handles: list[RemovableHandle] = []
         self._parameters = inspect.signature(model.module.forward).parameters
+        kinds = {parameter.kind for parameter in self._parameters.values()}
+        configured = hasattr(model.module, "config")
+        self._takes_anything = configured and inspect.Parameter.VAR_KEYWORD in kinds
 
     def __enter__(self) -> Self:
         places = {**self.model.anatomy.linears, **self.model.anatomy.taps}
@@ -97,11 +100,16 @@ class Probe:
             self._listener, self.firings = outer
 
     def _options(self, batch: Batch) -> dict[str, Any]:
+        # A cache would grow each time attention is run again for its isolated error.
+        wanted: dict[str, Any] = {"use_cache": False}
         mask = batch.mask(self.model.device)
-        wanted = {"attention_mask": mask, "use_cache": False}
-        if mask is None:
-            del wanted["attention_mask"]
-        return {name: value for name, value in wanted.items() if name in self._parameters}
+        if mask is not None:
+            wanted["attention_mask"] = mask
+        return {
+            name: value
+            for name, value in wanted.items()
+            if self._takes_anything or name in self._parameters
+        }
 
     def _before(
         self, scope: Scope, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

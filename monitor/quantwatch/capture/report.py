@@ -49,6 +49,11 @@ class CaptureReport:
         finally:
             self.timings_s[stage] = self.timings_s.get(stage, 0.0) + perf_counter() - start
 
+    def shift(self, source: str, target: str, seconds: float) -> None:
+        """Count time that was spent inside one stage for another."""
+        for stage, part in ((source, -seconds), (target, seconds)):
+            self.timings_s[stage] = self.timings_s.get(stage, 0.0) + part
+
     def to_json(self) -> Json:
         """Return the report as plain JSON values."""
         plain: Json = json.loads(canonical_json(asdict(self)))

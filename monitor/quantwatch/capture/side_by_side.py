@@ -51,10 +51,11 @@ def capture_suite(  # noqa: PLR0913, PLR0917 — the one entrance
         probes = _observe(models, suite.prompts[0], plan, report, stack)
         source = LiveTraceSource(probes[REFERENCE])
         others = {name: probe for name, probe in probes.items() if name != REFERENCE}
-        main = Measurer(source, reference, others, plan, sink, report)
+        main = Measurer(source, others, plan, sink, report)
         itself = {REFERENCE: probes[REFERENCE]}
-        noise = Measurer(source, reference, itself, plan, floor, CaptureReport())
-        _Night(source, main, noise, suite, plan).run(progress)
+        noise = Measurer(source, itself, plan, floor, CaptureReport())
+        night = _Night(source, (main, noise), suite, plan, reference.max_positions)
+        night.run(progress)
         _prove(probes, report)
     return report
 
@@ -65,16 +66,16 @@ class _Night:
     def __init__(
         self,
         source: TraceSource,
-        main: Measurer,
-        noise: Measurer,
+        measurers: tuple[Measurer, Measurer],
         suite: Suite,
         plan: CapturePlan,
+        max_positions: int | None,
     ) -> None:
         self._source = source
-        self._main = main
-        self._noise = noise
+        self._main, self._noise = measurers
         self._suite = suite
         self._plan = plan
+        self._max_positions = max_positions
 
     def run(self, progress: Progress) -> None:
         """Measure batch by batch; `progress` advances after every model's pass."""
@@ -89,8 +90,9 @@ class _Night:
             self._measure(batch, progress)
 
     def _measure(self, batch: Batch, progress: Progress) -> None:
-        report = self._main.report
-        layout = lay_out(batch, self._suite.hash, self._plan)
+        """Measure one batch. Its trace ends with this call, before the next one begins."""
+        report, digest = self._main.report, self._suite.hash
+        layout = lay_out(batch, digest, self._plan)
         with report.timed("reference"):
             trace = self._source.trace(batch, layout.linear_rows)
         progress.advance(batch.num_tokens)
@@ -98,10 +100,9 @@ class _Night:
             report.missing.setdefault(scope, {})[REFERENCE] = reason
         self._main.measure(trace, layout, progress)
         if batch.isolated:
-            limit = self._noise.reference.max_positions
-            beside = regroup(batch.prompts[0], self._suite.prompts, limit)
+            beside = regroup(batch.prompts[0], self._suite.prompts, self._max_positions)
             with report.timed("floor"):
-                self._noise.measure(trace, lay_out(beside, self._suite.hash, self._plan), progress)
+                self._noise.measure(trace, lay_out(beside, digest, self._plan), progress)
 
 
 def _observe(

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from quantwatch.capture.batches import Batch
 from quantwatch.capture.calls import Call, hidden_output
+from quantwatch.capture.outputs import Head
 from quantwatch.capture.probe import Probe
 from quantwatch.capture.readout import readout_of
 from quantwatch.domain import Scope
-from quantwatch_kernels.compare.lens import Readout
 from quantwatch_kernels.compare.tap import row_norm
 
 
@@ -49,9 +49,8 @@ class Trace:
 class TraceSource(Protocol):
     """Where the reference's traces come from."""
 
-    @property
-    def readout(self) -> Readout:
-        """The reference's norm and head."""
+    def head(self, inputs: Tensor) -> Head:
+        """Return the reference's head on inputs [R, H] of one batch."""
 
     def trace(self, batch: Batch, linear_rows: Tensor | None = None) -> Trace:
         """Return the reference's trace of a batch; linears are kept at `linear_rows` only."""
@@ -62,7 +61,11 @@ class LiveTraceSource:
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
-        self.readout = readout_of(probe.model)
+        self._readout = readout_of(probe.model)
+
+    def head(self, inputs: Tensor) -> Head:
+        """Return the reference's head on inputs [R, H] of one batch."""
+        return Head.of(self._probe.model, self._readout, inputs)
 
     def trace(self, batch: Batch, linear_rows: Tensor | None = None) -> Trace:
         """Run the reference on a batch. Raises CaptureError when a tap doesn't fire once."""

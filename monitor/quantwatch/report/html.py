@@ -69,8 +69,12 @@ def _candidates(result: RunResult, figures: dict[str, Figures]) -> str:
     bounds = [figures[c.name].interval("logit_kl") or () for c in result.candidates]
     axis = LogAxis.over([*values, *chain.from_iterable(bounds)])
     rows = "".join(_row(result, figures[c.name], axis) for c in result.candidates)
-    names = ("candidate", "verdict", "why", "KL mean", "95 % interval", "KL p99", "top-1")
-    return _table((*names, "ppl ratio", "bits/weight", "culprit"), rows) if rows else ""
+    names = ("candidate", "verdict", "culprit", "KL mean", "95 % interval", "KL p99", "top-1")
+    why = "".join(
+        f"<li><b>{_text(c.name)}</b>: {_text(words.explanation(c))}</li>" for c in result.candidates
+    )
+    table = _table((*names, "ppl ratio", "bits/weight"), rows)
+    return f"{table}<ul>{why}</ul>" if rows else ""
 
 
 def _row(result: RunResult, figures: Figures, axis: LogAxis) -> str:
@@ -86,14 +90,13 @@ def _row(result: RunResult, figures: Figures, axis: LogAxis) -> str:
     cells = [
         f"<b>{_text(candidate.name)}</b>",
         f'<span class="badge {verdict}">{verdict}</span>',
-        _text(words.explanation(candidate)),
+        _text(words.culprit(candidate)),
         kl.text(),
         drawing,
         figures.number("logit_kl", name="p99").text(),
         figures.number("top1_agreement").text(4),
         figures.perplexities[2].text(6),
         bits,
-        _text(words.culprit(candidate)),
     ]
     return _cells(cells)
 

@@ -69,10 +69,8 @@ def _breach(
     critical = any(a.severity == Severity.CRITICAL and a.value_kind != "missing" for a in alerts)
     if critical:
         case = _case(suite, where, rule)
-        more = f"; {len(lines) - 1} more scopes" if len(lines) > 1 else ""
-        failure = Xml.SubElement(
-            case, "failure", type="regression", message=printable(lines[0] + more)
-        )
+        message = printable(lines[0] + words.more_scopes(len(lines) - 1))
+        failure = Xml.SubElement(case, "failure", type="regression", message=message)
         failure.text = printable("\n".join([words.explanation(figures.candidate), *lines]))
     else:
         _case(suite, where, rule, out="\n".join(lines))

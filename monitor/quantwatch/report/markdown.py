@@ -88,12 +88,13 @@ def _worst_layers(result: RunResult, figures: dict[str, Figures]) -> list[str]:
 
 
 def _alerts(result: RunResult, figures: dict[str, Figures]) -> list[str]:
+    groups = words.worst_of_each_rule(result.alerts)
     lines = [
         f"- {alert.severity} **{escape(alert.candidate)}**, rule {escape(alert.rule)}: "
-        f"{escape(words.alert_words(alert, figures.get(alert.candidate)))}"
-        for alert in words.worst_first(result.alerts)[:_ALERTS]
+        f"{escape(words.alert_words(alert, figures.get(alert.candidate)) + more)}"
+        for alert, more in groups[:_ALERTS]
     ]
-    hidden = _cut(len(result.alerts), _ALERTS, "alerts")
+    hidden = _cut(len(groups), _ALERTS, "breached rules")
     return [f"{len(result.alerts)} alerts:", "", *lines, *hidden, ""] if lines else []
 
 

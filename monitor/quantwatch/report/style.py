@@ -11,7 +11,7 @@ header p{margin:.2rem 0}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem 1rem}dt{opacity:.7}dd{margin:0}
 table{border-collapse:collapse;width:100%}
 th,td{text-align:left;padding:.25rem .5rem;border-bottom:1px solid var(--line)}
-td{vertical-align:top;font-variant-numeric:tabular-nums;overflow-wrap:anywhere}th{font-weight:600;opacity:.75}
+td{vertical-align:top;font-variant-numeric:tabular-nums;overflow-wrap:break-word}th{font-weight:600;opacity:.75}
 .badge{border-radius:.6rem;padding:0 .5rem;color:#fff;background:#777;white-space:nowrap}
 .badge.pass,.badge.improvement{background:#2f9e63}
 .badge.warn,.badge.warning,.badge.inconclusive{background:#b07a10}

@@ -9,7 +9,6 @@ from quantwatch.report import words
 from quantwatch.report.figures import Figures
 from quantwatch.report.numbers import printable
 
-_ALERTS = 20
 COLOURS = {
     "regression": "bold red",
     "critical": "bold red",
@@ -28,10 +27,7 @@ def renderable(result: RunResult) -> RenderableType:
     figures = {candidate.name: Figures(candidate) for candidate in result.candidates}
     parts: list[RenderableType] = [_title(result), _candidates(figures)]
     parts += [_why(candidate) for candidate in result.candidates]
-    alerts = words.worst_first(result.alerts)
-    parts += [_alert(alert) for alert in alerts[:_ALERTS]]
-    if len(alerts) > _ALERTS:
-        parts.append(Text(f"… and {len(alerts) - _ALERTS} more alerts"))
+    parts += [_alert(alert, more) for alert, more in words.worst_of_each_rule(result.alerts)]
     return Group(*parts, _headline(result))
 
 
@@ -85,8 +81,8 @@ def _why(candidate: CandidateResult) -> Text:
     return plain(f"{candidate.name}: {words.explanation(candidate)}")
 
 
-def _alert(alert: Alert) -> Text:
-    said = f" {alert.candidate}, rule {alert.rule}: {alert.words}"
+def _alert(alert: Alert, more: str) -> Text:
+    said = f" {alert.candidate}, rule {alert.rule}: {alert.words}{more}"
     return coloured(str(alert.severity)) + plain(said)
 
 

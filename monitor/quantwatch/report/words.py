@@ -126,6 +126,19 @@ def worst_first(alerts: Sequence[Alert]) -> list[Alert]:
     return sorted(alerts, key=rank)
 
 
+def worst_of_each_rule(alerts: Sequence[Alert]) -> list[tuple[Alert, str]]:
+    """Return each candidate's worst alert of each rule, and how many more scopes breach it."""
+    groups: dict[tuple[str, str], list[Alert]] = {}
+    for alert in worst_first(alerts):
+        groups.setdefault((alert.candidate, alert.rule), []).append(alert)
+    return [(group[0], more_scopes(len(group) - 1)) for group in groups.values()]
+
+
+def more_scopes(count: int) -> str:
+    """Return `; 3 more scopes`, nothing for none."""
+    return f"; {count} more scope{'s' if count > 1 else ''}" if count else ""
+
+
 def baseline_words(result: RunResult) -> str:
     """Return which run this one was compared with, or that there was none."""
     if result.baseline_mismatch:

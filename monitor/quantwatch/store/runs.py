@@ -19,6 +19,7 @@ from quantwatch.store.session import Database
 from quantwatch.store.suites import save_suite
 from quantwatch.store.summaries import get_series, latest_by_check, list_runs
 from quantwatch.store.tables import CheckRow, RunRow
+from quantwatch.store.vocabularies import save_vocabulary
 
 __all__ = [
     "RunSummary",
@@ -110,6 +111,9 @@ def finish_run(
         writing.insert_noise_floor(session, result)
         writing.insert_alerts(session, result, check_id)
         insert_blocks(session, encoded, candidates)
+        if result.reference is not None:
+            # Late: on PostgreSQL, other first runs with this tokenizer wait for the commit.
+            save_vocabulary(session, result.reference.fingerprint.tokenizer_sha, suite.vocabulary)
         note_ended(session, check_id, result.run_id, result.status)
 
 

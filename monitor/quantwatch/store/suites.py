@@ -1,7 +1,5 @@
 """Suites as they were measured. The dashboard can't detokenize, so pieces are kept beside ids."""
 
-import json
-import zlib
 from typing import Any
 
 from sqlalchemy import select, update
@@ -9,6 +7,7 @@ from sqlalchemy.orm import Session
 
 from quantwatch.domain import Prompt, Suite
 from quantwatch.store.lookups import ids_by_key, insert_new
+from quantwatch.store.packing import pack, unpack
 from quantwatch.store.records import StoredPrompt
 from quantwatch.store.session import Database
 from quantwatch.store.tables import SuitePromptRow, SuiteRow
@@ -47,7 +46,7 @@ def _add_text(session: Session, suite_id: int, prompt: Prompt) -> None:
     session.execute(
         update(SuitePromptRow)
         .where(SuitePromptRow.suite_id == suite_id, SuitePromptRow.idx == prompt.index)
-        .values(pieces=_pack(prompt.pieces), text=_pack(prompt.text))
+        .values(_texts(prompt))
     )
 
 
@@ -60,30 +59,26 @@ def _row(suite_id: int, prompt: Prompt) -> dict[str, Any]:
         "num_tokens": len(prompt.token_ids),
         "score_start": prompt.score_start,
         "token_hash": canonical_sha(prompt.token_ids),
-        "tokens": _pack(prompt.token_ids),
-        "pieces": _pack(prompt.pieces or None),
-        "text": _pack(prompt.text),
+        "tokens": pack(prompt.token_ids),
+        **_texts(prompt),
+    }
+
+
+def _texts(prompt: Prompt) -> dict[str, bytes | None]:
+    return {
+        "pieces": pack(prompt.pieces) if prompt.pieces else None,
+        "text": None if prompt.text is None else pack(prompt.text),
     }
 
 
 def _stored(row: SuitePromptRow) -> StoredPrompt:
-    pieces = _unpack(row.pieces)
     return StoredPrompt(
         index=row.idx,
         category=row.category,
         source=row.source,
         num_tokens=row.num_tokens,
-        token_ids=tuple(_unpack(row.tokens)),
-        pieces=None if pieces is None else tuple(pieces),
-        text=_unpack(row.text),
+        token_ids=tuple(unpack(row.tokens)),
+        pieces=None if row.pieces is None else tuple(unpack(row.pieces)),
+        text=None if row.text is None else unpack(row.text),
         score_start=row.score_start,
     )
-
-
-def _pack(value: Any) -> bytes | None:
-    """Compress as ASCII JSON: it keeps lone surrogates, as pieces of a cut character hold them."""
-    return None if value is None else zlib.compress(json.dumps(value).encode())
-
-
-def _unpack(packed: bytes | None) -> Any:
-    return None if packed is None else json.loads(zlib.decompress(packed))

@@ -1,9 +1,12 @@
 """Bring a database's schema to this program's. Safe when several processes do it at once."""
 
 from pathlib import Path
+from typing import Any
 
 from alembic import command
+from alembic.autogenerate import compare_metadata
 from alembic.config import Config
+from alembic.migration import MigrationContext
 from platformdirs import user_data_path
 from sqlalchemy import Connection, Engine, text
 
@@ -13,6 +16,7 @@ from quantwatch.store.engines import BEGIN, postgres_engine, sqlite_engine
 from quantwatch.store.failures import clear_errors
 from quantwatch.store.schema import SchemaState, require_current, state_of
 from quantwatch.store.session import open_database
+from quantwatch.store.tables import Base
 from quantwatch.store.urls import SqliteFile, parse_url, shown
 
 WAIT_S = 60.0
@@ -66,6 +70,23 @@ def migrate(url: str, revision: str, *, wait_s: float = WAIT_S) -> None:
         engine.dispose()
 
 
+def schema_drift(url: str) -> tuple[str, ...]:
+    """Return how a migrated database differs from the tables in Python, in words; () if nowhere.
+
+    Compared are tables, columns, types, indexes, unique and foreign keys (Alembic's autogenerate).
+    """
+    database = open_database(url, read_only=True, check_schema=False)
+    try:
+        with database.reader() as session:
+            context = MigrationContext.configure(session.connection(), opts={"compare_type": True})
+            found = compare_metadata(context, Base.metadata)
+    finally:
+        database.close()
+    # All changes of one column come as one list.
+    changes = (each for entry in found for each in (entry if isinstance(entry, list) else [entry]))
+    return tuple(_in_words(*change) for change in changes)
+
+
 def alembic_config(connection: Connection) -> Config:
     """Return Alembic's configuration for an open connection, which env.py finds in `attributes`."""
     config = Config()
@@ -81,6 +102,19 @@ def migrations_folder() -> Path:
         if (folder / "env.py").is_file():
             return folder
     raise StoreError(f"The migrations are missing from {package}; install quantwatch again.")
+
+
+def _in_words(change: str, *what: Any) -> str:
+    """Describe one of autogenerate's differences: add_table, remove_column, modify_type, …"""
+    action, _, part = change.partition("_")
+    if action == "modify":
+        _, table, column, _, old, new = what
+        return f"column {table}.{column}: {part} is {old} in the database, {new} in Python"
+    place = "in Python only" if action == "add" else "in the database only"
+    if part == "column":
+        return f"column {what[1]}.{what[2].name} is {place}"
+    table = "" if part == "table" else f" of table {what[0].table.name}"
+    return f"{part} {what[0].name}{table} is {place}"
 
 
 def _engine(url: str, wait_s: float) -> Engine:

@@ -59,6 +59,14 @@ def peaked() -> Pair:
     )
 
 
+def forgotten_id() -> Pair:
+    """The candidate gives up one id of 1e-4: reverse KL is 40 times smaller than KL."""
+    z, candidate = drifted_logits(ROWS, WIDTH, 0.05)
+    z[:, 5] = candidate[:, 5] = z.logsumexp(-1) - 9
+    candidate[:, 5] -= 50
+    return z, candidate
+
+
 def unrelated() -> Pair:
     return drifted_logits(ROWS, WIDTH, 0)[0], 20 * drifted_logits(ROWS, WIDTH, 0, seed=1)[0]
 
@@ -74,6 +82,7 @@ CASES: dict[str, Callable[[], Pair]] = {
     "rotated-rows": rotated_rows,
     "one-outlier": one_outlier,
     "peaked": peaked,
+    "forgotten-id": forgotten_id,
     "unrelated": unrelated,
     "V-smaller-than-K": partial(drifted_logits, ROWS, 3, 0.3),
     "V-1": partial(drifted_logits, ROWS, 1, 0.3),

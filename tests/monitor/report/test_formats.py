@@ -107,7 +107,8 @@ def test_markdown_stays_below_60_lines(make: Any) -> None:
     text = markdown.render(big_run(make))
     assert len(text.splitlines()) < 60
     assert "… and 4 more candidates" in text
-    assert "more alerts" in text
+    assert "; 127 more scopes" in text
+    assert "… and 6 more breached rules" in text
 
 
 def test_markdown_escapes_names(make: Any) -> None:
@@ -287,6 +288,16 @@ def test_table_explains_equality_and_failure(make: Any) -> None:
     assert "copy: bit-equal to the reference: every difference is exactly 0" in text
     assert "f: could not be measured: no tokenizer" in text
     assert "Not measured: f." in text
+
+
+def test_table_shows_each_breached_rule_once(make: Any) -> None:
+    """Thirty layers beyond one limit are one line with the worst of them, not thirty lines."""
+    alerts = tuple(
+        make.alert(scope=Scope(f"layers.{i}"), words=f"is {i}", value=i) for i in range(9)
+    )
+    text = printed(make.run(make.faulty(), alerts=alerts))
+    assert text.count("rule isolated-error-outlier") == 1
+    assert "is 8; 8 more scopes" in text
 
 
 def test_table_does_not_interpret_markup(make: Any) -> None:

@@ -11,6 +11,7 @@ from quantwatch.store.tables.identity import (
     SuitePromptRow,
     SuiteRow,
     VariantRow,
+    VocabularyRow,
 )
 from quantwatch.store.tables.results import BlockRow, MeasurementRow, NoiseFloorRow
 from quantwatch.store.tables.runs import LatestRunRow, RunCandidateRow, RunRow
@@ -34,4 +35,5 @@ __all__ = [
     "SuitePromptRow",
     "SuiteRow",
     "VariantRow",
+    "VocabularyRow",
 ]

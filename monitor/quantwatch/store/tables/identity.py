@@ -4,7 +4,7 @@ Rows here are written once and found again by a digest or a name; nothing in the
 except that a suite kept without its text may be completed later.
 """
 
-from sqlalchemy import ForeignKey
+from sqlalchemy import ForeignKey, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from quantwatch.store.tables.base import Base, Count, JsonDocument, Key, Prose
@@ -74,6 +74,17 @@ class SuitePromptRow(Base):
     tokens: Mapped[bytes]
     pieces: Mapped[bytes | None]
     text: Mapped[bytes | None]
+
+
+class VocabularyRow(Base):
+    """The text of every token id of a tokenizer, compressed, with the digest of the bytes."""
+
+    __tablename__ = "vocabulary"
+
+    tokenizer_sha: Mapped[str] = mapped_column(String(64), primary_key=True)
+    num_tokens: Mapped[Count]
+    sha256: Mapped[str]
+    data: Mapped[bytes]
 
 
 class MetricRow(Base):
