@@ -99,6 +99,7 @@ def test_dark_theme_and_hostile_tokens(address: str, browser: Browser, tmp_path:
     """Catches prompt text that the browser executes or renders, and unreadable dark colors."""
     page, errors = open_page(browser, f"{address}/run?run={RUN}&prompt=2&metric=lens_kl", "dark")
     settled(page, ".qw-prompt")
+    settled(page, ".heatmaplayer image")
 
     assert "<script>alert(1)</script>" in page.inner_text(".qw-prompt")
     assert page.locator(".qw-prompt script").count() == 0

@@ -53,6 +53,7 @@ class Measured:
 def measure_check(request: RunRequest, progress: Progress) -> Iterator[Measured]:
     """Load the models of a check and capture its suite; the spool lives as long as the context."""
     started = time.perf_counter()
+    progress.start("load", 0)
     reference = _load(request, REFERENCE, request.check.reference)
     suite = load_suite(
         request.suite,

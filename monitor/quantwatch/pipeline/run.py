@@ -33,6 +33,7 @@ def run_check(request: RunRequest, *, database: "Database | None", progress: Pro
     try:
         with measure_check(request, progress) as measured:
             result = judge(request, measured, run_id, started, baseline)
+            progress.start("store", 0)
             suite = measured.suite if request.check.store_text else _without_text(measured.suite)
             runs.finish_run(database, result, suite, measured.blocks())
             return result

@@ -114,7 +114,8 @@ def _in_words(change: str, *what: Any) -> str:
     if part == "column":
         return f"column {what[1]}.{what[2].name} is {place}"
     table = "" if part == "table" else f" of table {what[0].table.name}"
-    return f"{part} {what[0].name}{table} is {place}"
+    kind = "foreign key" if part == "fk" else part
+    return f"{kind} {what[0].name}{table} is {place}"
 
 
 def _engine(url: str, wait_s: float) -> Engine:

@@ -62,7 +62,8 @@ def suite() -> Suite:
         Prompt(i, "prose", "file.txt", ids[i], pieces[i], text="a\0b" if i == 0 else "数学!")
         for i in range(2)
     )
-    return Suite("tiny", canonical_sha(ids), prompts)
+    vocabulary = ("<s>", "a", "\0", "\ud83d", "数", "学", "!", "b", "c", "d")
+    return Suite("tiny", canonical_sha(ids), prompts, vocabulary=vocabulary)
 
 
 @pytest.fixture
