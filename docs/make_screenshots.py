@@ -18,7 +18,7 @@ FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--no-first-run",
 )  # fmt: skip
-PAGES = {"overview": ("", ".qw-overview", 760), "run": ("run", ".js-plotly-plot", 2260)}
+PAGES = {"overview": ("", ".qw-overview", 760), "run": ("run", ".js-plotly-plot", 2440)}
 """Name → path, what must be visible, height of the picture."""
 MAX_BYTES = 400_000
 

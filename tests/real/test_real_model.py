@@ -184,7 +184,10 @@ def test_quantiles_are_those_of_the_tokens(captured: Captured) -> None:
 def test_every_metric_of_the_registry_is_measured(captured: Captured) -> None:
     """Catches a metric that is documented and never emitted (two need other settings)."""
     result, _, _ = captured
-    assert {m.metric for m in result.measurements} == set(METRICS) - {"leaked_mass", "isolated_error"}
+    assert {m.metric for m in result.measurements} == set(METRICS) - {
+        "leaked_mass",
+        "isolated_error",
+    }
     assert set(OutputStatistics._fields) >= {"logit_kl", "nll_difference"}
 
 

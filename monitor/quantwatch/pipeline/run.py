@@ -45,7 +45,7 @@ def run_check(request: RunRequest, *, database: "Database | None", progress: Pro
 def _without_text(suite: Suite) -> Suite:
     """Keep the token ids, which identify the suite, and nothing a person could read."""
     bare = (replace(prompt, text=None, pieces=()) for prompt in suite.prompts)
-    return replace(suite, prompts=tuple(bare))
+    return replace(suite, prompts=tuple(bare), vocabulary=())
 
 
 def _pinned(database: "Database", check: str) -> RunResult | None:
