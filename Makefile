@@ -28,7 +28,8 @@ lint: setup ## style, types, layers, schema drift
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/quantwatch --database "sqlite:///$$(mktemp -d)/scratch.db" db check --fresh
+	@set -e; scratch="sqlite:///$$(mktemp -d)/scratch.db"; for step in upgrade check; do \
+	  $(BIN)/quantwatch --database "$$scratch" db $$step; done
 
 test: setup ## everything (under 20 minutes; what .ci/run calls)
 	$(BIN)/pytest $(ARGS)

@@ -19,9 +19,9 @@ from typing import Any
 
 import platformdirs
 import torch
-from quantwatch.capture.side_by_side import capture_suite
 
 from quantwatch.capture.plan import CapturePlan
+from quantwatch.capture.side_by_side import capture_suite
 from quantwatch.config.schema import SuiteConfig, VariantConfig
 from quantwatch.domain import Suite
 from quantwatch.metrics.aggregate import Aggregator

@@ -50,7 +50,7 @@ def test_role_folders_are_not_packages(folder: str) -> None:
 def test_kernels_is_not_ours() -> None:
     """Catches the repository root on the import path."""
     spec = importlib.util.find_spec("kernels")
-    places = [] if spec is None else list(spec.submodule_search_locations or [spec.origin])
+    places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin]
     assert not [place for place in places if str(place).startswith(str(ROOT / "kernels"))]
 
 

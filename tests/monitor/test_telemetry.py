@@ -1,12 +1,13 @@
 """Digests, ids and the record of the environment."""
 
 import json
+import os
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
 
-from quantwatch import telemetry
 from quantwatch.telemetry import canonical_sha, environment, gpus, new_run_id
 
 
@@ -26,11 +27,11 @@ def test_nan_has_no_digest() -> None:
 
 def test_run_ids_sort_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches ids that sort wrongly when the random part decides."""
-    monkeypatch.setattr(telemetry.os, "urandom", lambda n: b"\xff" * n)
-    monkeypatch.setattr(telemetry.time, "time_ns", lambda: 10**18)
+    monkeypatch.setattr(os, "urandom", lambda n: b"\xff" * n)
+    monkeypatch.setattr(time, "time_ns", lambda: 10**18)
     early = new_run_id()
-    monkeypatch.setattr(telemetry.os, "urandom", lambda n: b"\x00" * n)
-    monkeypatch.setattr(telemetry.time, "time_ns", lambda: 10**18 + 10**6)
+    monkeypatch.setattr(os, "urandom", lambda n: b"\x00" * n)
+    monkeypatch.setattr(time, "time_ns", lambda: 10**18 + 10**6)
     assert early < new_run_id()
     assert len(early) == 26
     # 10¹² in base 32, ten digits: the millisecond of the fake clock.
@@ -74,14 +75,14 @@ def test_gpu_trouble_is_a_reason_not_a_failure(
 ) -> None:
     """Catches a check that dies, or a 0, because telemetry is not supported."""
     fake = FakeNvml(fails_at)
-    monkeypatch.setitem(sys.modules, "pynvml", fake)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
     assert gpus() == "not available: Not Supported"
     assert fake.shut == (fails_at != "nvmlInit")
 
 
 def test_gpus_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches indices taken for identities: GPUs are told apart by UUID."""
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     found = gpus()
     assert isinstance(found, list)
     assert len({gpu["uuid"] for gpu in found}) == 2
@@ -99,7 +100,7 @@ def test_cpu_record_needs_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         backends=SimpleNamespace(cpu=SimpleNamespace(get_cpu_capability=lambda: "AVX2")),
         get_num_threads=lambda: 3,
     )
-    monkeypatch.setitem(sys.modules, "torch", fake)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", fake)
     assert (environment()["cpu"]["capability"], environment()["cpu"]["threads"]) == ("AVX2", 3)
     monkeypatch.delitem(sys.modules, "torch")
     assert "threads" not in environment()["cpu"]

@@ -22,7 +22,8 @@ from quantwatch.metrics.registry import METRICS
 from quantwatch.pipeline import RunRequest, run_check
 from quantwatch.pipeline.judge import judge
 from quantwatch.pipeline.measure import measure_check
-from quantwatch_kernels.compare.output import OutputStatistics
+from quantwatch_kernels.compare.lens import lens_statistics
+from quantwatch_kernels.compare.output import OutputStatistics, output_statistics
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 CACHE = Path(platformdirs.user_cache_dir("quantwatch"))
@@ -102,7 +103,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 Captured = tuple[CandidateResult, list[Any], list[Any]]
-CANDIDATES = {
+CANDIDATES: dict[str, dict[str, Any]] = {
     "int8": {**MODEL, "name": "int8", "recipe": "int8-channel"},
     "int4": {**MODEL, "name": "int4", "recipe": "int4-g64"},
     "bf16": {**MODEL, "name": "bf16", "dtype": "bfloat16"},
@@ -125,8 +126,7 @@ def captured(request: pytest.FixtureRequest, prompts: Path) -> Captured:
     check = check_of(CANDIDATES[request.param], files=[prompts.name], isolated_fraction=0.0)
     wanted = RunRequest("real", check, prompts.parent, CACHE)
     with pytest.MonkeyPatch.context() as patch:
-        output = Recorder(outputs_module.output_statistics)
-        lens = Recorder(lens_module.lens_statistics)
+        output, lens = Recorder(output_statistics), Recorder(lens_statistics)
         patch.setattr(outputs_module, "output_statistics", output)
         patch.setattr(lens_module, "lens_statistics", lens)
         with measure_check(wanted, Quiet()) as measured:

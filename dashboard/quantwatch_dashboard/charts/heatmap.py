@@ -32,6 +32,13 @@ def heatmap(
     rows = [_row_name(grid, pooled, i) for i in range(len(pooled.row_starts))]
     keys, aliases = _columns(grid, pooled)
     figure = go.Figure(_trace(grid, pooled, scale, title, rows, keys))
+    _layout(figure, rows, aliases, _axis_title(grid, pooled))
+    if marked in rows:
+        _frame(figure, rows.index(marked), len(keys))
+    return figure
+
+
+def _layout(figure: go.Figure, rows: list[str], aliases: dict[str, str], title: str) -> None:
     figure.update_layout(
         height=150 + _ROW_HEIGHT * max(12, min(len(rows), 60)),
         margin={"l": 8, "r": 8, "t": 8, "b": 8},
@@ -42,11 +49,8 @@ def heatmap(
     )  # fmt: skip
     figure.update_xaxes(
         type="category", labelalias=aliases, tickangle=-60, automargin=True, showgrid=False,
-        tickfont_size=11, title={"text": _axis_title(grid, pooled), "font_size": 12},
+        tickfont_size=11, title={"text": title, "font_size": 12},
     )  # fmt: skip
-    if marked in rows:
-        _frame(figure, rows.index(marked), len(keys))
-    return figure
 
 
 def _trace(

@@ -6,8 +6,9 @@ from quantwatch_dashboard import clock, queries
 from quantwatch_dashboard.components import page, trouble
 from quantwatch_dashboard.components.alerts import alert_table
 from quantwatch_dashboard.components.checks import moment
-from quantwatch_dashboard.components.markup import join, link, tag
+from quantwatch_dashboard.components.markup import link, tag
 from quantwatch_dashboard.components.picker import pick
+from quantwatch_dashboard.summaries import CheckSummary
 
 _ALL = "all checks"
 
@@ -35,15 +36,13 @@ def show() -> None:
             )
         )
     for check in shown:
-        assert check.decided is not None
-        run_id = check.decided.run_id
-        when = moment(check.decided.started_at, clock.now(), clock.zone())
-        st.html(
-            tag(
-                "div",
-                tag("h2", link(check.check, "run", run=run_id)),
-                tag("p", join(["run of ", when])),
-                class_="qw-section",
-            )
-        )
-        st.html(alert_table(queries.result(url, run_id)))
+        _show_check(url, check)
+
+
+def _show_check(url: str, check: CheckSummary) -> None:
+    assert check.decided is not None, "only checks with a succeeded run have alerts"
+    run = check.decided
+    when = moment(run.started_at, clock.now(), clock.zone())
+    name = tag("h2", link(check.check, "run", run=run.run_id))
+    st.html(tag("div", name, tag("p", "run of ", when), class_="qw-section"))
+    st.html(alert_table(queries.result(url, run.run_id)))

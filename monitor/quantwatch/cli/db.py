@@ -23,13 +23,15 @@ def upgrade(context: typer.Context) -> None:
 
 @app.command("check")
 def check(context: typer.Context) -> None:
-    """Say whether the schema fits this program; exits with 3 when it doesn't."""
-    from quantwatch.store.upgrade import schema_state
+    """Say whether the schema fits this program, table by table; exits with 3 when it doesn't."""
+    from quantwatch.store.upgrade import schema_drift, schema_state
 
     url = Session.of(context).database_url()
     state = schema_state(url)
     if state != "current":
         raise StoreError(f"{shown(url)}: schema is {state}; {remedy(state)}")
+    if drift := schema_drift(url):
+        raise StoreError(f"{shown(url)}: schema was changed by hand: {'; '.join(drift)}")
     say(f"{shown(url)}: schema is current\n")
 
 

@@ -134,9 +134,8 @@ def test_the_store_gives_back_the_run(folder: Path, database: Database) -> None:
     block = blocks.get_block(database, run.run_id, "int8", "per_token", "rel_error", 3)
     assert block is not None
     assert block.values.shape == (len(block.scopes), 14)
-    kinds = {
-        (kind, metric) for kind, metric, _, _ in blocks.list_blocks(database, run.run_id, "int8")
-    }
+    listed = blocks.list_blocks(database, run.run_id, "int8")
+    kinds = {(info.kind, info.metric) for info in listed}
     assert {("per_prompt", "logit_kl"), ("per_token", "lens_kl"), ("topk", "logits")} <= kinds
 
 
