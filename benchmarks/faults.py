@@ -84,9 +84,9 @@ def swap_tokens(source: Path, target: Path) -> None:
     (target / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
 
 
-def write_prompts(text: Path, tokenizer: Any, target: Path) -> None:
+def write_prompts(text: Path, tokenizer: Any, target: Path, count: int) -> None:
     content = text.read_text()
-    pieces = [content[900 * i : 900 * (i + 1)] for i in range(8)]
+    pieces = [content[900 * i : 900 * (i + 1)] for i in range(count)]
     ids = [tokenizer(piece, add_special_tokens=False)["input_ids"][:256] for piece in pieces]
     target.write_text("\n".join(json.dumps({"token_ids": row}) for row in ids))
 
@@ -97,10 +97,10 @@ def compare(reference: Path, candidate: Path, prompts: Path, *options: str) -> d
     command += ["--text", str(prompts), "--json", "--no-store", "--threads", "1", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     line: dict[str, Any] = {"exit_code": done.returncode}
-    if not done.stdout.strip():
+    document = json.loads(done.stdout)
+    if document["status"] != "succeeded":
         errors = [row for row in done.stderr.splitlines() if row.startswith("error")]
         return line | {"error": errors}
-    document = json.loads(done.stdout)
     candidate_ = document["candidates"][0]
     wanted = ("verdict", "culprit", "culprit_words", "bit_equal", "first_nonfinite", "leaked_mass")
     figures = ("top1_agreement", "ppl_ratio")
@@ -119,6 +119,7 @@ def compare(reference: Path, candidate: Path, prompts: Path, *options: str) -> d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--only", nargs="*", help="names of faults")
     options = parser.parse_args()
@@ -129,7 +130,7 @@ def main() -> None:
         source, prompts = folder / "reference", folder / "prompts.jsonl"
         loaded.module.save_pretrained(source)
         loaded.tokenizer.save_pretrained(source)
-        write_prompts(options.text, loaded.tokenizer, prompts)
+        write_prompts(options.text, loaded.tokenizer, prompts, options.prompts)
         del loaded
         for name in options.only or (*FAULTS, "int4_g64", "swapped_tokens"):
             target = folder / name

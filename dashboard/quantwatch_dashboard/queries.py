@@ -9,6 +9,7 @@ import os
 import numpy as np
 import streamlit as st
 from numpy.typing import NDArray
+from sqlalchemy import select
 
 from quantwatch.config.load import database_url
 from quantwatch.domain import MODEL, RunResult, Verdict
@@ -16,7 +17,9 @@ from quantwatch.errors import UserError
 from quantwatch.store import blocks, runs, suites
 from quantwatch.store.records import RunSummary, StoredPrompt
 from quantwatch.store.session import Database, open_database
+from quantwatch.store.tables import CheckRow
 from quantwatch.store.urls import parse_url, shown
+from quantwatch.store.vocabularies import get_vocabulary
 from quantwatch_dashboard import series
 from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace, side_by_side
 from quantwatch_dashboard.summaries import CheckSummary, WorstToken, summarize, worst
@@ -51,10 +54,11 @@ def _database(given: str) -> Database:
 
 @st.cache_resource(ttl=_SHORT_S, max_entries=4, show_spinner=False)
 def checks(given: str) -> tuple[CheckSummary, ...]:
-    """Return one summary per check, worst first."""
-    found = [
-        _check(_database(given), latest.check) for latest in runs.latest_by_check(_database(given))
-    ]
+    """Return one summary per check, worst first; also of those that never came to an end."""
+    db = _database(given)
+    with db.reader() as session:
+        names = session.scalars(select(CheckRow.name)).all()
+    found = [summary for name in names if (summary := _check(db, name)) is not None]
     return tuple(sorted(found, key=lambda summary: summary.order))
 
 
@@ -71,8 +75,10 @@ def _fault(found: RunResult) -> str:
     return f"{lead.name}: {series.fault(found, lead)}" if lead is not None else ""
 
 
-def _check(db: Database, check: str) -> CheckSummary:
+def _check(db: Database, check: str) -> CheckSummary | None:
     recent = runs.list_runs(db, check=check, limit=_RUNS_PER_CHECK)
+    if not recent:
+        return None
     points = runs.get_series(db, check, "logit_kl", limit=_TREND_RUNS)
     return summarize(check, recent, points, max_runs=_TREND_RUNS)
 
@@ -166,14 +172,19 @@ def worst_tokens(
     return worst([g for g in grids if g is not None], count)
 
 
-@st.cache_resource(ttl=_LONG_S * 10, max_entries=8, show_spinner=False)
-def vocabulary(given: str, suite_hash: str) -> dict[int, str]:
-    """Return the text of every token id that occurs in the suite; others have no stored text."""
-    known: dict[int, str] = {}
-    for stored in prompts(given, suite_hash):
-        if stored.token_ids is not None and stored.pieces is not None:
-            known.update(zip(stored.token_ids, stored.pieces, strict=True))
-    return known
+def token_texts(given: str, result: RunResult) -> tuple[str, ...]:
+    """Return the text of each token id in order, () when it isn't kept.
+
+    A suite whose text must not be kept has none either: a model's first choices tell the prompt.
+    """
+    if result.reference is None or any(p.pieces is None for p in prompts(given, result.suite_hash)):
+        return ()
+    return _vocabulary(given, result.reference.fingerprint.tokenizer_sha)
+
+
+@st.cache_resource(ttl=_LONG_S, max_entries=8, show_spinner=False)
+def _vocabulary(given: str, tokenizer_sha: str) -> tuple[str, ...]:
+    return get_vocabulary(_database(given), tokenizer_sha)
 
 
 def _prompt(given: str, suite_hash: str, prompt: int) -> StoredPrompt:
@@ -187,4 +198,4 @@ def _offset(stored: StoredPrompt, width: int) -> int:
 
 def _place(stored: StoredPrompt, position: int) -> TokenPlace:
     piece = None if stored.pieces is None else stored.pieces[position]
-    return TokenPlace(stored.index, position, piece)
+    return TokenPlace(stored.index, position, stored.token_ids[position], piece)

@@ -88,12 +88,15 @@ def clip(value: str, length: int) -> str:
     return value if len(value) <= length else value[: length - 1] + "…"
 
 
-def token(piece: str | None, position: int, length: int = 14) -> str:
-    """Return a token's text with its white space visible, or its position without text."""
+def token(piece: str | None, token_id: int, length: int = 14) -> str:
+    """Return a token's text with its white space visible, or its id where the text isn't kept.
+
+    An empty piece is ``·``: its bytes are part of a character that a later token completes.
+    """
     if piece is None:
-        return f"token {position}"
+        return f"id {token_id}"
     visible = "".join(_visible(char) for char in piece)
-    return clip(visible, length) if visible else "∅"
+    return clip(visible, length) if visible else "·"
 
 
 def _visible(char: str) -> str:

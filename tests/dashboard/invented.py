@@ -22,6 +22,10 @@ from quantwatch.domain import (
 )
 
 FAULT = Scope("layers.14.mlp.down_proj")
+NUM_TOKENS = 4_900
+"""Size of the vocabulary: the token after its end is padding of the head."""
+UNSEEN = NUM_TOKENS - 1
+"""A token id that no prompt contains."""
 PARTS = ("attention", "mlp", "mlp.down_proj")
 START = datetime(2026, 11, 1, 3, 0, tzinfo=UTC)
 TEXT = [
@@ -93,6 +97,7 @@ class Spec:
     num_tokens: int = 64
     pieces: Sequence[str] = field(default_factory=lambda: TEXT)
     drift: float = 1.0
+    store_text: bool = True
 
 
 def make_suite(spec: Spec) -> Suite:
@@ -101,7 +106,18 @@ def make_suite(spec: Spec) -> Suite:
         "core-v1:demo",
         f"{spec.num_layers:02d}{spec.num_prompts:03d}{spec.num_tokens:05d}" + "a" * 54,
         prompts,
+        vocabulary=_vocabulary(prompts),
     )
+
+
+def _vocabulary(prompts: Sequence[Prompt]) -> tuple[str, ...]:
+    known = {
+        i: piece
+        for p in prompts
+        if p.pieces
+        for i, piece in zip(p.token_ids, p.pieces, strict=True)
+    }
+    return tuple(known.get(i, f"word{i}") for i in range(NUM_TOKENS)) if known else ()
 
 
 def _prompt(index: int, spec: Spec) -> Prompt:
@@ -114,13 +130,13 @@ def _prompt(index: int, spec: Spec) -> Prompt:
         ("prose", "code", "chinese", "json")[index % 4],
         "core-v1",
         ids,
-        pieces,
-        "".join(pieces),
+        pieces if spec.store_text else (),
+        "".join(pieces) if spec.store_text else None,
     )
 
 
 def _token_id(piece: str) -> int:
-    return zlib.crc32(piece.encode()) % 49_000
+    return zlib.crc32(piece.encode()) % UNSEEN
 
 
 def _scopes(spec: Spec) -> tuple[Scope, ...]:
@@ -207,6 +223,7 @@ def _top(prompt: Prompt, output: NDArray[np.float64], rng: np.random.Generator) 
     n, k = len(output), 10
     known = np.array(prompt.token_ids)
     ids = known[(np.arange(n)[:, None] + np.arange(k)) % len(known)].astype(np.int32)
+    ids[:, -2:] = UNSEEN, NUM_TOKENS
     logits = np.sort(rng.normal(12, 3, (n, k)))[:, ::-1].astype(np.float32)
     moved = (
         logits + rng.normal(0, 1, (n, k)) * np.sqrt(np.nan_to_num(output, nan=1.0))[:, None]

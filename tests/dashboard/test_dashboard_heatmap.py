@@ -19,7 +19,7 @@ HOSTILE = "<script>alert(1)</script> $x$ :red[y] %{z}"
 
 def make_grid(values: NDArray[np.float64], piece: str | None = " the") -> TokenGrid:
     rows, columns = values.shape
-    places = tuple(TokenPlace(11, 3 + j, piece) for j in range(columns))
+    places = tuple(TokenPlace(11, 3 + j, 100 + j, piece) for j in range(columns))
     scopes = tuple(f"layers.{i}" for i in range(rows))
     return TokenGrid(scopes, places, values, np.zeros(values.shape, bool))
 

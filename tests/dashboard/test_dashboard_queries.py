@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.dashboard.invented import Spec
+from tests.dashboard.invented import NUM_TOKENS, UNSEEN, Spec
 
 from quantwatch.domain import RunResult, RunStatus
 from quantwatch.errors import StoreError, UserError
@@ -88,16 +88,46 @@ def test_worst_tokens_are_the_largest(
     assert [token.value for token in found] == pytest.approx(list(values[:3]))
 
 
-def test_top_logits_and_vocabulary(save_run: Callable[[Spec], RunResult], empty_url: str) -> None:
-    """Catches token ids that lose precision in the blob, so that no text is found for them."""
+def test_top_logits_and_token_texts(save_run: Callable[[Spec], RunResult], empty_url: str) -> None:
+    """Catches ids that lose precision in the blob, and texts of the suite's own tokens alone."""
     run = save_run(Spec(num_prompts=1))
     found = queries.top_logits(empty_url, run.run_id, "int8", 0, run.suite_hash)
-    words = queries.vocabulary(empty_url, run.suite_hash)
+    texts = queries.token_texts(empty_url, run)
+    stored = queries.prompts(empty_url, run.suite_hash)[0]
 
     assert found is not None
     assert found[0] == 0
     assert found[1].shape == (5, 64, 10)
-    assert {int(i) for i in found[1][0].ravel()} <= set(words)
+    assert {int(i) for i in found[1][0].ravel()} - set(range(len(texts))) == {NUM_TOKENS}
+    assert [texts[i] for i in stored.token_ids] == list(stored.pieces or ())
+    assert texts[UNSEEN] == f"word{UNSEEN}"
+
+
+def test_text_that_must_not_be_kept_is_not_named(
+    save_run: Callable[[Spec], RunResult], empty_url: str
+) -> None:
+    """Catches first choices in words, by the vocabulary of another check with that tokenizer."""
+    save_run(Spec())
+    secret = save_run(Spec(check="secret", run_id="01JS", num_tokens=32, store_text=False))
+    key = (secret.run_id, "int8", "logit_kl", 0)
+    grid = queries.grid(empty_url, key, secret.suite_hash)
+
+    assert queries.token_texts(empty_url, secret) == ()
+    assert grid is not None
+    assert grid.places[3].label() == f"id {grid.places[3].token_id}"
+
+
+@pytest.mark.parametrize("status", [RunStatus.CANCELLED, RunStatus.FAILED], ids=str)
+def test_check_that_never_succeeded_is_listed(
+    end_run: Callable[..., None], empty_url: str, status: RunStatus
+) -> None:
+    """Catches a check that nobody sees, since all its runs so far were cancelled."""
+    end_run(Spec(check="interrupted"), status, "Ctrl-C")
+    (found,) = queries.checks(empty_url)
+
+    assert (found.check, found.decided) == ("interrupted", None)
+    assert found.trouble is not None
+    assert found.trouble.reason == "Ctrl-C"
 
 
 def test_unknown_run_is_a_user_error(empty_url: str) -> None:

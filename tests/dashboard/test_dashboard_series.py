@@ -139,7 +139,7 @@ def test_trend_has_a_gap_where_a_run_failed() -> None:
 
 def test_worst_tokens_lead_with_nan() -> None:
     """Catches NaN tokens that sort behind every number."""
-    places = tuple(TokenPlace(0, j, "x") for j in range(4))
+    places = tuple(TokenPlace(0, j, j, "x") for j in range(4))
     values = np.array([[1.0, math.nan, 3.0, 9.0]])
     grid = TokenGrid(("model",), places, values, np.array([[False, False, False, True]]))
 

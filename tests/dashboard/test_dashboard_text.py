@@ -65,9 +65,9 @@ def test_age(seconds: int, shown: str) -> None:
     [
         (" the", "␣the"),
         ("\n", "↵"),
-        ("", "∅"),
+        ("", "·"),
         ("\u202e", "\\u202e"),
-        (None, "token 7"),
+        (None, "id 7"),
         ("a" * 40, "a" * 13 + "…"),
     ],
     ids=["space", "newline", "empty", "right-to-left override", "not stored", "long"],

@@ -14,7 +14,7 @@ import platformdirs
 import pytest
 import torch
 
-from quantwatch.capture import lens as lens_module
+from quantwatch.capture import layers as lens_module
 from quantwatch.capture import outputs as outputs_module
 from quantwatch.config.schema import CheckConfig
 from quantwatch.domain import CandidateResult

@@ -15,11 +15,12 @@ class TokenPlace:
 
     prompt: int
     position: int
+    token_id: int
     piece: str | None
 
     def label(self, length: int = 14) -> str:
         """Return the token for people; not unique."""
-        return text.token(self.piece, self.position, length)
+        return text.token(self.piece, self.token_id, length)
 
 
 @dataclass(frozen=True, slots=True)

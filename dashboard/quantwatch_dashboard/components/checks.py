@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from datetime import datetime, tzinfo
 
-from quantwatch.domain import Verdict
+from quantwatch.domain import RunStatus, Verdict
 from quantwatch.store.records import RunSummary
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts.sparkline import sparkline
@@ -73,13 +73,14 @@ def _since(check: CheckSummary, now: datetime, zone: tzinfo) -> Html:
 
 
 def _trouble(check: CheckSummary, now: datetime) -> Html:
-    """Say that the newest run did not finish: trouble is shown apart from the verdict."""
+    """Say that the newest run did not finish: shown apart from the verdict."""
     run = check.trouble
     if run is None:
         return Html("")
     reason = text.clip(run.reason or "no reason was recorded", 160)
-    when = text.age(run.started_at, now)
-    said = f"⚡ Monitor trouble: newest run {run.status.value} {when}. {reason}"
+    ended = f"newest run {run.status.value} {text.age(run.started_at, now)}. {reason}"
+    cancelled = run.status == RunStatus.CANCELLED
+    said = f"⚡ N{ended[1:]}" if cancelled else f"⚡ Monitor trouble: {ended}"
     return tag("div", tag("span", said, class_="qw-trouble"))
 
 
@@ -125,7 +126,7 @@ def _alerts(check: CheckSummary) -> Html:
 
 
 def _suite(run: RunSummary) -> str:
-    return f"{run.suite_name} · {run.num_tokens:,} tokens"
+    return f"{run.suite_name} · {run.num_tokens:,} tokens" if run.suite_name else "nothing measured"
 
 
 def run_table(runs: Iterable[RunSummary], now: datetime, zone: tzinfo) -> Html:

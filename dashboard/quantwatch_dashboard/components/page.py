@@ -5,7 +5,10 @@ from pathlib import Path
 
 import streamlit as st
 
+from quantwatch_dashboard import clock
 from quantwatch_dashboard.components.markup import Html, tag
+
+_READ = "Read from the database at this time, give or take 15 seconds. Reload for newer data."
 
 
 @cache
@@ -19,15 +22,11 @@ def begin() -> None:
 
 
 def head(title: object, *beside: object) -> None:
-    """Show the page's title and, in grey beside it, where one is."""
-    st.html(
-        tag(
-            "div",
-            tag("h1", title),
-            tag("span", *beside, class_="qw-soft qw-wrap"),
-            class_="qw-head",
-        )
-    )
+    """Show the page's title and, in grey beside it, where one is and when this was read."""
+    now = clock.now().astimezone(clock.zone())
+    read = tag("span", f"as of {now:%H:%M:%S %Z}", class_="qw-asof", title=_READ)
+    where = tag("span", *beside, class_="qw-soft qw-wrap")
+    st.html(tag("div", tag("h1", title), where, read, class_="qw-head"))
 
 
 def section(title: str, explanation: object = "") -> None:

@@ -1,7 +1,7 @@
 """A prompt as text colored by its output KL, and both models' first choices after one token."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,8 +48,11 @@ def _heat(value: float, largest: float) -> float:
     return 70 * max(0.0, 1 + math.log10(value / largest) / _DECADES)
 
 
-def top_tables(top: NDArray[np.float64], words: Mapping[int, str]) -> Html:
-    """Return the top tokens of both models at one position, [5, K], best first, side by side."""
+def top_tables(top: NDArray[np.float64], words: Sequence[str]) -> Html:
+    """Return the top tokens of both models at one position, [5, K], best first, side by side.
+
+    `words` holds the text of each token id; ids past its end are shown as numbers.
+    """
     reference_ids, reference, candidate_ids, candidate, at_reference = top
     logit, other, difference, own = (
         tag("th", name, class_="n")
@@ -71,15 +74,15 @@ def top_tables(top: NDArray[np.float64], words: Mapping[int, str]) -> Html:
     return table(headers, rows, "qw-top")
 
 
-def _token_cell(token_id: float, words: Mapping[int, str], *, same: bool) -> Html:
+def _token_cell(token_id: float, words: Sequence[str], *, same: bool) -> Html:
     if not math.isfinite(token_id):
         return tag("td", "–")
-    piece, color = words.get(int(token_id)), "" if same else " qw-hot"
-    number = tag("span", f"id {int(token_id)}", class_="qw-sub")
-    if piece is None:
-        return tag("td", tag("span", f"id {int(token_id)}", class_=f"qw-mono{color}"))
-    shown = tag("span", text.token(piece, int(token_id), 28), class_=f"qw-mono{color}")
-    return tag("td", shown, number, class_="words")
+    number = int(token_id)
+    piece = words[number] if 0 <= number < len(words) else None
+    color = "" if same else " qw-hot"
+    shown = tag("span", text.token(piece, number, 28), class_=f"qw-mono{color}")
+    beside = Html("") if piece is None else tag("span", f"id {number}", class_="qw-sub")
+    return tag("td", shown, beside, class_="words")
 
 
 def _numbers(*values: float) -> list[Html]:

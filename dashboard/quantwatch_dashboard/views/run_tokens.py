@@ -57,8 +57,7 @@ def _top(
     if not 0 <= position - first < values.shape[1]:
         st.html(tag("p", "The top logits of this token are not stored.", class_="qw-soft"))
         return
-    words = queries.vocabulary(url, result.suite_hash)
-    st.html(top_tables(values[:, position - first], words))
+    st.html(top_tables(values[:, position - first], queries.token_texts(url, result)))
 
 
 def _layers(result: RunResult, candidate: CandidateResult) -> None:

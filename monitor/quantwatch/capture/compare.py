@@ -13,7 +13,7 @@ from quantwatch.capture.probe import Probe
 from quantwatch.capture.trace import Trace
 from quantwatch.domain import Scope, is_layer
 from quantwatch.errors import CaptureError
-from quantwatch_kernels.compare.tap import TapStatistics, feature_kl, tap_statistics
+from quantwatch_kernels.compare.tap import TapStatistics, tap_statistics
 
 
 @dataclass(slots=True)
@@ -23,10 +23,9 @@ class Reading:
     taps: dict[Scope, TapStatistics] = field(default_factory=dict)
     """In the order in which the taps fired."""
     headroom_bits: dict[Scope, Tensor] = field(default_factory=dict)
-    feature_kl: dict[Scope, Tensor] = field(default_factory=dict)
     isolated: dict[Scope, Tensor] = field(default_factory=dict)
     layers: dict[Scope, Tensor] = field(default_factory=dict)
-    """The layers' outputs [R, H], kept for the lens."""
+    """The layers' outputs [R, H], kept until they are read off."""
     isolated_s: float = 0.0
     """Seconds of the pass that went into isolated errors."""
     head_input: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -37,13 +36,13 @@ class Reading:
         return all(bool((stats.rel_error == 0).all()) for stats in self.taps.values())
 
 
-def read_candidate(probe: Probe, batch: Batch, trace: Trace, *, keep_layers: bool) -> Reading:
+def read_candidate(probe: Probe, batch: Batch, trace: Trace) -> Reading:
     """Run a candidate on a batch of the trace's prompts and compare every tap.
 
     Raises:
         CaptureError: a tap didn't fire once, or its hidden states have another shape.
     """
-    listener = _Comparison(probe, batch, trace, keep_layers)
+    listener = _Comparison(probe, batch, trace)
     reading = listener.reading
     reading.head_input = batch.copy(probe.run(batch, listener))
     for scope in set(trace.passages) & set(probe.model.anatomy.linears):
@@ -60,13 +59,12 @@ def read_candidate(probe: Probe, batch: Batch, trace: Trace, *, keep_layers: boo
 class _Comparison:
     """Compares every tap with the trace as soon as it fires."""
 
-    def __init__(self, probe: Probe, batch: Batch, trace: Trace, keep_layers: bool) -> None:
+    def __init__(self, probe: Probe, batch: Batch, trace: Trace) -> None:
         self.reading = Reading()
         self.isolation = Isolation(probe, batch, trace.passages)
         self._probe = probe
         self._batch = batch
         self._trace = trace
-        self._keep_layers = keep_layers
 
     def before(self, scope: Scope, call: Call) -> None:
         """Nothing is needed before a module runs."""
@@ -90,9 +88,7 @@ class _Comparison:
         reading.taps[scope] = stats
         reading.headroom_bits[scope] = headroom_bits(stats.max_abs, output.dtype)
         if is_layer(scope):
-            reading.feature_kl[scope] = feature_kl(theirs, ours)
-            if self._keep_layers:
-                reading.layers[scope] = self._batch.copy(output)
+            reading.layers[scope] = self._batch.copy(output)
 
 
 def headroom_bits(max_abs: Tensor, dtype: torch.dtype) -> Tensor:

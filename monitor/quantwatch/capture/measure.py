@@ -1,11 +1,12 @@
 """Measure some candidates against the reference's trace of a batch, and report to a sink."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from quantwatch.capture.births import candidate_births, reference_births
 from quantwatch.capture.compare import Reading, read_candidate
+from quantwatch.capture.layers import read_layers, worst_positions
 from quantwatch.capture.layout import Layout, Positions
-from quantwatch.capture.lens import cut, read_lens, worst_positions
 from quantwatch.capture.observations import Measured, observations
 from quantwatch.capture.outputs import Head, Outputs, compare_outputs, isolate_head
 from quantwatch.capture.plan import CapturePlan
@@ -42,9 +43,7 @@ class Measurer:
         readings: dict[str, Reading] = {}
         for name, probe in self.probes.items():
             with self.report.timed("candidates"):
-                readings[name] = read_candidate(
-                    probe, layout.batch, trace, keep_layers=self._plan.lens_positions > 0
-                )
+                readings[name] = read_candidate(probe, layout.batch, trace)
             self.report.shift("candidates", "isolated", readings[name].isolated_s)
             progress.advance(layout.batch.num_tokens)
         heads = {
@@ -69,9 +68,8 @@ class Measurer:
     ) -> None:
         """Add lens, isolated head and births, and note what the report keeps."""
         outputs, report = measured.outputs, self.report
-        if self._plan.lens_positions:
-            with report.timed("lens"):
-                self._read_lens(measured, trace, layout, heads[0])
+        with report.timed("lens"):
+            self._read_layers(measured, trace, layout, heads[0])
         if layout.batch.isolated:
             with report.timed("isolated"):
                 self._isolate_head(measured, layout, heads)
@@ -82,14 +80,18 @@ class Measurer:
             report.note_nonfinite("reference", birth)
         report.bit_equal[measured.name] &= outputs.is_equal
 
-    def _read_lens(self, measured: Measured, trace: Trace, layout: Layout, reference: Head) -> None:
+    def _read_layers(
+        self, measured: Measured, trace: Trace, layout: Layout, reference: Head
+    ) -> None:
         layers = {s: (trace.taps[s], hidden) for s, hidden in measured.reading.layers.items()}
-        extras = [self._worst(measured.outputs, layout, n) for n in range(len(layout.spans))]
-        requests = [*enumerate(layout.positions), *enumerate(extras)]
-        readout = cut(reference.readout, measured.outputs.width)
-        readings = read_lens(readout, layers, layout, requests)
-        measured.samples = readings[: len(extras)]
-        measured.extras = readings[len(extras) :]
+        if not self._plan.lens_positions:
+            measured.samples = read_layers(None, layers, layout, list(enumerate(layout.positions)))
+            return
+        worst = [self._worst(measured.outputs, layout, n) for n in range(len(layout.spans))]
+        requests = [*enumerate(layout.positions), *enumerate(worst)]
+        readout = replace(reference.readout, width=measured.outputs.width)
+        readings = read_layers(readout, layers, layout, requests)
+        measured.samples, measured.extras = readings[: len(worst)], readings[len(worst) :]
 
     def _worst(self, outputs: Outputs, layout: Layout, number: int) -> Positions:
         kl = outputs.statistics.logit_kl[layout.spans[number]].cpu().numpy()

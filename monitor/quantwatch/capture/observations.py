@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quantwatch.capture.compare import Reading, headroom_bits
+from quantwatch.capture.layers import LayerReading
 from quantwatch.capture.layout import Layout
-from quantwatch.capture.lens import LensReading
 from quantwatch.capture.outputs import Outputs
 from quantwatch.capture.trace import Trace
 from quantwatch.domain import (
@@ -42,8 +42,8 @@ class Measured:
     dtype: torch.dtype
     reading: Reading
     outputs: Outputs
-    samples: Sequence[LensReading] = ()
-    extras: Sequence[LensReading] = ()
+    samples: Sequence[LayerReading] = ()
+    extras: Sequence[LayerReading] = ()
     isolated_head: Tensor | None = None
     """Float64, at the layout's sampled positions of the only prompt."""
     births: Sequence[NonFinite | None] = field(default_factory=list)
@@ -59,7 +59,7 @@ def observations(measured: Measured, trace: Trace, layout: Layout) -> list[Obser
             *_output_matrices(measured.outputs, layout, number),
             *_scored(taps, layout, number),
             *_head_matrices(measured, layout, number),
-            *_lens_matrices(measured, number),
+            *_layer_matrices(measured, number),
             *_scored(isolated, layout, number),
             *_sampled_isolated(measured, trace, layout),
         ]
@@ -94,15 +94,13 @@ def _output_matrices(outputs: Outputs, layout: Layout, number: int) -> list[Toke
 
 def _tap_matrices(reading: Reading) -> dict[str, tuple[tuple[Scope, ...], Matrix]]:
     """Return metric → scopes and values [S, R] of all taps."""
-    scopes, layers = tuple(reading.taps), tuple(reading.feature_kl)
+    scopes = tuple(reading.taps)
     columns = {
         name: [getattr(reading.taps[scope], name) for scope in scopes]
         for name in TapStatistics._fields
     }
     columns["headroom_bits"] = [reading.headroom_bits[scope] for scope in scopes]
-    found = {name: (scopes, _numpy(column)) for name, column in columns.items()}
-    found["feature_kl"] = (layers, _numpy(list(reading.feature_kl.values())))
-    return found
+    return {name: (scopes, _numpy(column)) for name, column in columns.items()}
 
 
 def _isolated_matrices(
@@ -154,7 +152,7 @@ def _head_matrices(measured: Measured, layout: Layout, number: int) -> list[Toke
     return [TokenMatrix(name, (HEAD,), _numpy([column]), at) for name, column in columns.items()]
 
 
-def _lens_matrices(measured: Measured, number: int) -> list[TokenMatrix]:
+def _layer_matrices(measured: Measured, number: int) -> list[TokenMatrix]:
     matrices = []
     for reading in measured.samples[number : number + 1]:
         matrices += [

@@ -20,7 +20,7 @@ from quantwatch.errors import CaptureError
 from quantwatch.models.loaded import LoadedModel
 
 REFERENCE = "reference"
-_OBSERVED_TOKENS = 32
+_OBSERVED_TOKENS = 16
 
 
 def capture_suite(  # noqa: PLR0913, PLR0917 — the one entrance

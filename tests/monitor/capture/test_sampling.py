@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantwatch.capture.lens import worst_positions
+from quantwatch.capture.layers import worst_positions
 from quantwatch.capture.plan import CapturePlan
 from quantwatch.capture.sampling import isolated_prompts, lens_positions, stratified_positions
 from quantwatch.domain import Prompt, Suite

@@ -1,25 +1,32 @@
-"""Read layers through the lens: the reference's final norm and head, for both models.
+"""Compare the layers' outputs at the sampled and at the worst positions.
 
-All layers' rows at the sampled and at the worst positions of a batch go through the head together,
-so that its weights are read few times. L layers, P positions.
+Read through the lens, the reference's final norm and head for both models, all layers' rows of a
+batch go through the head together, so that its weights are read few times. The feature KL, kept for
+parity, is taken at the same places: over every position it would cost as much as all other tap
+statistics. L layers, P positions.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quantwatch.capture.isolated import comparable
 from quantwatch.capture.layout import Layout, Positions
 from quantwatch.domain import Scope
 from quantwatch_kernels.compare.lens import LensStatistics, Readout, lens_statistics
+from quantwatch_kernels.compare.tap import feature_kl
+
+_CHUNK = 128
+"""Rows of logits at a time: half as many take a quarter longer per row."""
 
 
 @dataclass(frozen=True, slots=True)
-class LensReading:
-    """Lens statistics of one prompt."""
+class LayerReading:
+    """Statistics of one prompt's layers at some positions."""
 
     scopes: tuple[Scope, ...]
     positions: Positions
@@ -27,35 +34,32 @@ class LensReading:
     """Metric → [L, P]."""
 
 
-def read_lens(
-    readout: Readout,
+def read_layers(
+    readout: Readout | None,
     layers: Mapping[Scope, tuple[Tensor, Tensor]],
     layout: Layout,
     requests: Sequence[tuple[int, Positions]],
-) -> list[LensReading]:
-    """Compare the layers' outputs (reference, candidate) [R, H] at some positions.
+) -> list[LayerReading]:
+    """Compare the layers' outputs (reference, candidate) [R, H]; without a readout, no lens.
 
     A request is a prompt's number in the batch and positions; one reading per request, in order.
     """
     rows = torch.cat([layout.measured(n, at) for n, at in requests])
     theirs, ours = (torch.cat([pair[side][rows] for pair in layers.values()]) for side in (0, 1))
-    found = lens_statistics(theirs, ours.to(theirs.device), readout)
-    metrics = ("lens_kl", *LensStatistics._fields[1:])
-    values = {
-        metric: column.cpu().numpy().reshape(len(layers), len(rows))
-        for metric, column in zip(metrics, found, strict=True)
-    }
+    theirs, ours = comparable(theirs, ours)
+    columns = {"feature_kl": feature_kl(theirs, ours)}
+    if readout is not None:
+        found = lens_statistics(theirs, ours, readout, chunk=_CHUNK)
+        columns |= zip(("lens_kl", *LensStatistics._fields[1:]), found, strict=True)
     ends = np.cumsum([len(at) for _, at in requests])[:-1]
-    parts = {metric: np.split(matrix, ends, axis=1) for metric, matrix in values.items()}
+    parts = {
+        metric: np.split(column.cpu().numpy().reshape(len(layers), len(rows)), ends, axis=1)
+        for metric, column in columns.items()
+    }
     return [
-        LensReading(tuple(layers), at, {metric: part[n] for metric, part in parts.items()})
+        LayerReading(tuple(layers), at, {metric: part[n] for metric, part in parts.items()})
         for n, (_, at) in enumerate(requests)
     ]
-
-
-def cut(readout: Readout, width: int) -> Readout:
-    """Return the readout with only the first `width` ids."""
-    return replace(readout, width=width)
 
 
 def worst_positions(
