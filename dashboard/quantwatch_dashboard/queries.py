@@ -156,7 +156,7 @@ def top_logits(
 
 @st.cache_resource(ttl=_LONG_S, max_entries=32, show_spinner=False)
 def worst_tokens(
-    given: str, run_id: str, candidate: str, suite_hash: str, count: int = 10
+    given: str, run_id: str, candidate: str, suite_hash: str, count: int = 20
 ) -> tuple[WorstToken, ...]:
     """Return the tokens with the largest output KL of all prompts.
 

@@ -125,6 +125,29 @@ def outlier(result: RunResult, candidate: CandidateResult) -> str | None:
     return _place_key(scope) if scope is not None and _place_key(scope) in alerted else None
 
 
+@dataclass(frozen=True, slots=True)
+class Spike:
+    """The isolated errors among which one place stands out, in forward order."""
+
+    part: str
+    places: tuple[str, ...]
+    values: tuple[float | None, ...]
+    at: int
+
+
+def spike(result: RunResult, candidate: CandidateResult) -> Spike | None:
+    """Return the place that broke among its peers in the other layers, None when none stands out.
+
+    None also when it was never measured alone, so that there is nothing to be seen.
+    """
+    part = culprit_part(candidate)
+    places = isolated_places(result, part)
+    broken = outlier(result, candidate)
+    at = next((i for i, place in enumerate(places) if _place_key(place) == broken), None)
+    values = _values(candidate, "isolated_error", places)
+    return None if at is None or values[at] is None else Spike(part, places, tuple(values), at)
+
+
 def fault(result: RunResult, lead: CandidateResult) -> str:
     """Name the place that broke; when none stands out, the worst alert says what is wrong."""
     if lead.first_nonfinite is not None:

@@ -7,6 +7,7 @@ from datetime import datetime, tzinfo
 from quantwatch.report.numbers import Number
 
 NOT_MEASURED = "not measured"
+_MAX_PLACES = 6
 _KINDS = {"nan": math.nan, "posinf": math.inf, "neginf": -math.inf}
 
 
@@ -35,6 +36,14 @@ def number(value: float | None, digits: int = 3) -> str:
         return f"{value:.{places}f}".replace("-", "−")
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
     return f"{mantissa}e{int(exponent)}".replace("-", "−")
+
+
+def plus_minus(value: float | None, error: float) -> str:
+    """Return a mean and its standard error in one notation: ``0.00137 ± 0.00011``."""
+    mean = number(value)
+    places = 1 - math.floor(math.log10(error)) if 0 < error < math.inf else _MAX_PLACES + 1
+    fixed = places <= _MAX_PLACES and "e" not in mean
+    return f"{mean} ± {f'{error:.{max(0, places)}f}' if fixed else number(error, 2)}"
 
 
 def percent(value: float | None) -> str:
@@ -97,6 +106,11 @@ def token(piece: str | None, token_id: int, length: int = 14) -> str:
         return f"id {token_id}"
     visible = "".join(_visible(char) for char in piece)
     return clip(visible, length) if visible else "·"
+
+
+def readable(piece: str) -> str:
+    """Return text to be read as it is, with what would reorder or hide it made visible."""
+    return "".join(c if c.isspace() or c.isprintable() else _visible(c) for c in piece)
 
 
 def _visible(char: str) -> str:

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from quantwatch_dashboard import text
+from quantwatch_dashboard.charts import palette
 from quantwatch_dashboard.charts.grid import TokenGrid
 from quantwatch_dashboard.charts.pooling import Pooled, max_pool
 from quantwatch_dashboard.charts.scale import LogScale, log_scale
@@ -14,6 +15,10 @@ from quantwatch_dashboard.charts.scale import LogScale, log_scale
 _ROW_HEIGHT = 15
 _GAPS = 48
 """Up to this many columns cells have a gap between them."""
+_UPRIGHT = 16
+"""Up to this many columns labels are not slanted."""
+_PARTED, _WIDE_ENOUGH = 64, 0.02
+"""Up to this many prompts are parted; a prompt's number needs this share of the width."""
 
 
 def heatmap(
@@ -32,25 +37,46 @@ def heatmap(
     rows = [_row_name(grid, pooled, i) for i in range(len(pooled.row_starts))]
     keys, aliases = _columns(grid, pooled)
     figure = go.Figure(_trace(grid, pooled, scale, title, rows, keys))
-    _layout(figure, rows, aliases, _axis_title(grid, pooled))
+    _layout(figure, {row: _short(row, row == marked) for row in rows}, aliases)
+    figure.update_xaxes(title={"text": _axis_title(grid, pooled), "font_size": 12})
+    _part_prompts(figure, [grid.places[first].prompt for first in pooled.column_starts])
     if marked in rows:
         _frame(figure, rows.index(marked), len(keys))
     return figure
 
 
-def _layout(figure: go.Figure, rows: list[str], aliases: dict[str, str], title: str) -> None:
+def _layout(figure: go.Figure, rows: dict[str, str], columns: dict[str, str]) -> None:
+    """Set both axes; `rows` and `columns` give the shown label of each key."""
     figure.update_layout(
-        height=150 + _ROW_HEIGHT * max(12, min(len(rows), 60)),
-        margin={"l": 8, "r": 8, "t": 8, "b": 8},
+        height=170 + _ROW_HEIGHT * max(12, min(len(rows), 60)),
+        margin={"l": 8, "r": 8, "t": 32, "b": 8},
     )
     figure.update_yaxes(
         type="category", autorange="reversed", automargin=True, showgrid=False, tickfont_size=11,
-        labelalias={row: _short(row) for row in rows},
+        labelalias=rows,
     )  # fmt: skip
     figure.update_xaxes(
-        type="category", labelalias=aliases, tickangle=-60, automargin=True, showgrid=False,
-        tickfont_size=11, title={"text": title, "font_size": 12},
+        type="category", labelalias=columns, tickangle=-60 if len(columns) > _UPRIGHT else 0,
+        automargin=True, showgrid=False, tickfont_size=11,
     )  # fmt: skip
+
+
+def _part_prompts(figure: go.Figure, prompts: list[int]) -> None:
+    """Part the columns of different prompts by a line and number those wide enough for it."""
+    starts = [j for j, prompt in enumerate(prompts) if j == 0 or prompt != prompts[j - 1]]
+    if not 1 < len(starts) <= _PARTED:
+        return
+    for first, end in zip(starts, [*starts[1:], len(prompts)], strict=True):
+        if first:
+            figure.add_shape(
+                type="line", x0=first - 0.5, x1=first - 0.5, y0=0, y1=1, yref="paper",
+                line={"color": "#FFFFFF", "width": 1.5},
+            )  # fmt: skip
+        if (end - first) / len(prompts) > _WIDE_ENOUGH:
+            figure.add_annotation(
+                x=(first + end - 1) / 2, y=1, yref="paper", yanchor="bottom", showarrow=False,
+                text=str(prompts[first]), font={"size": 11, "color": palette.MUTED},
+            )  # fmt: skip
 
 
 def _trace(
@@ -109,9 +135,10 @@ def _columns(grid: TokenGrid, pooled: Pooled) -> tuple[list[str], dict[str, str]
     return keys, {k: f"{s} …" if several else s for k, s in zip(keys, shown, strict=True)}
 
 
-def _short(row: str) -> str:
+def _short(row: str, marked: bool) -> str:
     """Return `L14` for layers.14, `L14 mlp` for layers.14.mlp; other scopes stay."""
-    return re.sub(r"\blayers\.(\d+)(?:\.)?", r"L\1 ", row).strip()
+    short = re.sub(r"\blayers\.(\d+)(?:\.)?", r"L\1 ", row).strip()
+    return f'<b style="color:{palette.CULPRIT}">{short}</b>' if marked else short
 
 
 def _span(starts: NDArray[np.int64], index: int, total: int) -> tuple[int, int]:
@@ -121,7 +148,10 @@ def _span(starts: NDArray[np.int64], index: int, total: int) -> tuple[int, int]:
 
 def _axis_title(grid: TokenGrid, pooled: Pooled) -> str:
     factor = -(-len(grid.places) // len(pooled.column_starts))
-    return "token" if factor == 1 else f"token (each column shows the worst of {factor} tokens)"
+    pooling = f"each column shows the worst of {factor} tokens" if factor > 1 else ""
+    several = len({place.prompt for place in grid.places}) > 1
+    notes = [note for note in ("prompts are numbered on top" if several else "", pooling) if note]
+    return f"token ({', '.join(notes)})" if notes else "token"
 
 
 def _frame(figure: go.Figure, row: int, columns: int) -> None:
@@ -131,5 +161,5 @@ def _frame(figure: go.Figure, row: int, columns: int) -> None:
     )  # fmt: skip
     figure.add_shape(
         type="rect", x0=-0.5, x1=columns - 0.5, y0=row - 0.5, y1=row + 0.5,
-        line={"color": "#E5484D", "width": 1.5}, layer="above",
+        line={"color": palette.CULPRIT, "width": 1.5}, layer="above",
     )  # fmt: skip

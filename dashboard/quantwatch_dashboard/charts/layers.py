@@ -126,13 +126,18 @@ def _trace(line: LayerLine, axis: Axis, places: Sequence[str]) -> go.Scatter:
         customdata=[[text.label(place), text.number(value)] for _, value, place in points],
         name=text.label(line.name),
         mode="lines+markers",
-        line={"color": color, "dash": dash, "width": 3 if line.strong else 1.6},
+        line={
+            "color": color,
+            "dash": "solid" if line.strong else dash,
+            "width": 3.2 if line.strong else 1.6,
+        },
         marker={
             "symbol": [_symbol(value, marker) for _, value, _ in points],
             "size": 7 if line.strong else 5,
             "color": color,
         },
         opacity=1 if line.strong else 0.85,
+        zorder=0 if line.strong else 1,
         hovertemplate="%{customdata[0]}: <b>%{customdata[1]}</b><extra>%{fullData.name}</extra>",
     )
 
@@ -167,6 +172,7 @@ def _rings(line: LayerLine, axis: Axis) -> go.Scatter:
         },
         showlegend=False,
         hoverinfo="skip",
+        zorder=2,
     )
 
 

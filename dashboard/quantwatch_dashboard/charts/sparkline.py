@@ -1,11 +1,11 @@
 """A trend small enough for a table row, as an SVG image. No script, no text from the database."""
 
-import base64
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quantwatch_dashboard.charts import palette
+from quantwatch_dashboard.charts.svg import data_uri
 
 _WIDTH, _HEIGHT, _EDGE = 220, 44, 5
 _DECADES_AT_LEAST = 1.0
@@ -26,10 +26,7 @@ def sparkline(trends: Sequence[Trend], num_runs: int) -> str:
     high = math.log10(max(positive)) if positive else 0.0
     middle, half = (low + high) / 2, max(high - low, _DECADES_AT_LEAST) / 2
     body = "".join(_line(t, num_runs, middle - half, middle + half) for t in trends)
-    svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}">{body}</svg>'
-    )
-    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
+    return data_uri(body, _WIDTH, _HEIGHT)
 
 
 def _line(trend: Trend, num_runs: int, low: float, high: float) -> str:

@@ -52,8 +52,8 @@ def _worst_place(row: Measurement | None) -> str:
 
 def _mean_se(figures: Figures, metric: str) -> str:
     row = figures.row(metric)
-    mean = _digits(figures.number(metric))
-    return f"{mean} ± {text.number(row.se, 2)}" if row is not None and row.se else mean
+    mean = text.plain(figures.number(metric))
+    return text.plus_minus(mean, row.se) if row is not None and row.se else text.number(mean)
 
 
 def side_by_side(result: RunResult) -> Html:

@@ -3,11 +3,12 @@
 from datetime import datetime, tzinfo
 
 from quantwatch.domain import CandidateResult, RunResult, Verdict
-from quantwatch.report import words
+from quantwatch.report import words as say
 from quantwatch_dashboard import text
-from quantwatch_dashboard.components.markup import Html, tag
+from quantwatch_dashboard.charts.strip import strip
+from quantwatch_dashboard.components.markup import Html, image, tag
 from quantwatch_dashboard.components.verdict import badge, candidate_badge, tone
-from quantwatch_dashboard.series import fault, leading
+from quantwatch_dashboard.series import WHOLE, fault, leading, spike
 
 
 def hero(result: RunResult, now: datetime, zone: tzinfo) -> Html:
@@ -16,19 +17,32 @@ def hero(result: RunResult, now: datetime, zone: tzinfo) -> Html:
     what, said, who = _message(result, lead)
     left = tag(
         "div",
-        tag("div", badge(result.status, result.verdict), tag("span", who, class_="qw-who")),
+        tag("div", badge(result.status, result.verdict), tag("b", who, class_="qw-who")),
         tag("div", what, class_="qw-what"),
         tag("div", said, class_="qw-words"),
         _others(result, lead),
     )
-    return tag("div", left, _facts(result, now, zone), class_=f"qw-hero {tone(result.verdict)}")
+    facts = _facts(result, lead, now, zone)
+    return tag("div", left, _spike(result, lead), facts, class_=f"qw-hero {tone(result.verdict)}")
+
+
+def _spike(result: RunResult, lead: CandidateResult | None) -> Html:
+    """Show the place that broke among its peers: the eye finds it before it reads."""
+    found = spike(result, lead) if lead is not None else None
+    if found is None:
+        return Html("")
+    where = "each layer" if found.part == WHOLE else f"{found.part} in each layer"
+    broken = f"{found.places[found.at]} = {text.number(found.values[found.at])}"
+    alt = f"Isolated error of {where}; the largest is {broken}"
+    words = tag("figcaption", f"Isolated error of {where}. Red: ", tag("b", broken))
+    return tag("figure", image(strip(found.values, found.at), alt, "qw-strip"), words)
 
 
 def _message(result: RunResult, lead: CandidateResult | None) -> tuple[str, str, str]:
     """Return headline, explanation and name of the candidate."""
     if result.verdict is None or lead is None:
         return (
-            words.headline(result),
+            say.headline(result),
             "The monitor has no verdict: this says nothing about the models.",
             "",
         )
@@ -39,16 +53,18 @@ def _message(result: RunResult, lead: CandidateResult | None) -> tuple[str, str,
     if result.verdict in (Verdict.PASS, Verdict.IMPROVEMENT):
         return (
             "Every candidate stays within its rules",
-            f"{lead.name} departs most. {words.explanation(lead)}{also}",
+            f"{lead.name} departs most. {_said(lead)}{also}",
             "",
         )
     return fault(result, lead), f"{_said(lead)}{also}", who
 
 
 def _said(lead: CandidateResult) -> str:
-    """Say why, without repeating the headline."""
-    scope = lead.culprit.scope if lead.culprit is not None else None
-    said = words.explanation(lead).removeprefix(f"{scope}: ")
+    """Say why, without repeating the headline or the facts beside it."""
+    said = say.explanation(lead)
+    if lead.culprit is not None:
+        first = f" The first tap that differs is {lead.culprit.first_difference}."
+        said = said.removeprefix(f"{lead.culprit.scope}: ").replace(first, "")
     return f"{said[:1].upper()}{said[1:]}"
 
 
@@ -67,8 +83,10 @@ def _others(result: RunResult, lead: CandidateResult | None) -> Html:
     return tag("div", *shown, class_="qw-cands qw-others") if shown else Html("")
 
 
-def _facts(result: RunResult, now: datetime, zone: tzinfo) -> Html:
+def _facts(result: RunResult, lead: CandidateResult | None, now: datetime, zone: tzinfo) -> Html:
     took = (result.finished_at or now) - result.started_at
+    culprit = lead.culprit if lead is not None else None
+    first = culprit.first_difference if culprit is not None else None
     shown = [
         (
             "measured",
@@ -81,7 +99,8 @@ def _facts(result: RunResult, now: datetime, zone: tzinfo) -> Html:
         ("took", text.duration(took.total_seconds())),
         ("suite", f"{result.suite_name} · {result.num_tokens:,} tokens"),
         ("alerts", str(len(result.alerts))),
-        ("baseline", words.baseline_words(result)),
+        ("differs from", f"{first} on" if first is not None else "–"),
+        ("baseline", say.baseline_words(result)),
         ("run", tag("span", result.run_id, class_="qw-mono qw-small")),
     ]
     pairs = (part for key, value in shown for part in (tag("dt", key), tag("dd", value)))

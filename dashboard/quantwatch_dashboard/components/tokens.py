@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantwatch_dashboard import text
-from quantwatch_dashboard.charts.grid import TokenGrid
-from quantwatch_dashboard.components.markup import Html, link, table, tag
+from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace
+from quantwatch_dashboard.components.markup import Html, join, link, table, tag
 from quantwatch_dashboard.summaries import WorstToken
 
 _AROUND = 300
@@ -35,11 +35,19 @@ def _span(grid: TokenGrid, j: int, largest: float, *, chosen: bool) -> Html:
     shown = text.NOT_MEASURED if missing else f"{text.number(value)} nats"
     return tag(
         "span",
-        place.piece if place.piece is not None else f"[{place.position}] ",
+        _readable(place),
         class_=" ".join(name for name, on in (("at", chosen), ("bad", bad)) if on) or None,
         style=f"--heat: {0 if missing else _heat(value, largest):.0f}%",
-        title=f"token {place.position}: output KL {shown}",
+        title=f"token {place.position} “{place.label()}”: output KL {shown}",
     )
+
+
+def _readable(place: TokenPlace) -> Html:
+    """Return a token as text, its end of line and its emptiness visible: they have errors too."""
+    if not place.piece:
+        return tag("i", place.label() if place.piece is not None else f"[{place.label()}] ")
+    first, *rest = text.readable(place.piece).split("\n")
+    return join([first, *(part for line in rest for part in (tag("i", "↵"), "\n", line))])
 
 
 def _heat(value: float, largest: float) -> float:
@@ -58,7 +66,7 @@ def top_tables(top: NDArray[np.float64], words: Sequence[str]) -> Html:
         tag("th", name, class_="n")
         for name in ("logit", "candidate's logit", "difference", "logit")
     )
-    headers = ["#", "Reference", logit, other, difference, "Candidate", own]
+    headers = ["#", "Reference's choice", logit, other, difference, "Candidate's choice", own]
     rows = [
         [
             str(rank + 1),
@@ -87,6 +95,17 @@ def _token_cell(token_id: float, words: Sequence[str], *, same: bool) -> Html:
 
 def _numbers(*values: float) -> list[Html]:
     return [tag("td", text.number(float(value), 4), class_="n") for value in values]
+
+
+def top_caption(grid: TokenGrid, at: int) -> Html:
+    """Say at which token the table is, how the prompt goes on, and what its colors mean."""
+    place = grid.places[at]
+    after = f"After token {place.position} “{place.label(28)}”. "
+    following = grid.places[at + 1 : at + 2]
+    goes_on = f"The prompt goes on with “{following[0].label(28)}”. " if following else ""
+    red = tag("span", "Red", class_="qw-hot")
+    return tag("p", after, goes_on, red, ": another choice than the reference's at that rank.",
+               class_="qw-soft qw-small")  # fmt: skip
 
 
 def worst_table(tokens: Sequence[WorstToken], run_id: str, candidate: str) -> Html:

@@ -104,7 +104,9 @@ def _draw(grid: TokenGrid, figure: go.Figure | None, metric: str, key: str) -> N
 
 def _words(grid: TokenGrid) -> str:
     """Say what the picture shows: how much was measured, and where it is worst."""
-    share = f"{grid.num_measured:,} of {grid.values.size:,} cells were measured."
+    share = f"{grid.num_measured:,} of {grid.values.size:,} cells were measured"
+    partly = grid.num_measured < grid.values.size
+    share += "; grey: not measured, the lens reads a sample of the tokens." if partly else "."
     worst = grid.worst_cell()
     if worst is None:
         return share

@@ -71,9 +71,9 @@ def _deviation(url: str, result: RunResult, candidate: CandidateResult, metrics:
         "How far the candidate's logits lie from the reference's on the reference's top k, read off"
         " at each layer, at the sampled tokens of all prompts.",
     )
-    left, middle, _ = st.columns([2, 3, 4], vertical_alignment="center")
+    left, middle, _ = st.columns([2, 3, 4], vertical_alignment="bottom")
     with left:
-        k = pick("k", "k", metrics, metrics[0], lambda slug: METRICS[slug].title)
+        k = pick("Top k", "k", metrics, metrics[0], lambda slug: METRICS[slug].title)
     with middle:
         normalised = flag("Normalised: ÷ the layer's largest", "normalised")
     run_heatmap.all_prompts(url, result, candidate, k, normalised=normalised)

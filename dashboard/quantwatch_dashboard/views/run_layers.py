@@ -31,7 +31,7 @@ def _lens(result: RunResult, lead: CandidateResult) -> None:
     figure = layer_chart(
         series.lens_lines(result, lead.name, statistic),
         places,
-        unit=f"nats, {statistic}",
+        unit=f"per-layer KL in nats, {statistic}",
         threshold=series.lens_threshold(result) if statistic == "mean" else None,
         guide=places.index(at) if at in places else None,
     )
@@ -41,15 +41,15 @@ def _lens(result: RunResult, lead: CandidateResult) -> None:
 def _isolated(result: RunResult, lead: CandidateResult) -> None:
     page.section(
         "Isolated error: whose fault it is",
-        "Each module is fed the reference's own input, so errors from earlier layers don't count."
-        " A red ring marks a breached rule.",
+        "Each module is fed the reference's own input, so errors from earlier layers don't count:"
+        " ‖Δ‖ ÷ ‖the reference's update‖. A red ring marks a breached rule.",
     )
     parts = series.parts(result)
     default = series.culprit_part(lead)
     part = pick("Part of the layer", "part", parts, default if default in parts else parts[0])
     lines = series.isolated_lines(result, lead.name, part)
     places = series.isolated_places(result, part)
-    _chart(layer_chart(lines, places, unit="relative to the update, mean"), "isolated",
+    _chart(layer_chart(lines, places, unit="isolated error, mean"), "isolated",
            "Isolated error of all candidates by layer")  # fmt: skip
 
 

@@ -3,8 +3,8 @@
 import importlib
 import os
 import socket
-import subprocess
-from typing import Any
+import sys
+from typing import Any, NoReturn
 
 import typer
 
@@ -19,20 +19,17 @@ def dashboard(context: typer.Context, port: o.Port = 8501, address: o.Address = 
     """Show runs and heatmaps in a browser until Ctrl-C."""
     with Session.of(context).writer() as database:
         url = database.url
-    raise typer.Exit(serve(url, port, address))
+    serve(url, port, address)
 
 
-def serve(url: str, port: int, address: str = LOOPBACK) -> int:
-    """Run the dashboard until it ends; return its exit code, 0 after Ctrl-C."""
+def serve(url: str, port: int, address: str = LOOPBACK) -> NoReturn:
+    """Become the dashboard: signals reach it, and nothing of a run stays in memory."""
     check_port(port, address)
     command = launcher().command(port, address)
     shown = "localhost" if address == LOOPBACK else address
     whisper(f"dashboard: http://{shown}:{port} (Ctrl-C ends it)")
-    environment = os.environ | {"QUANTWATCH_DATABASE_URL": url}
-    try:
-        return subprocess.run(command, env=environment, check=False).returncode
-    except KeyboardInterrupt:
-        return 0
+    sys.stdout.flush()
+    os.execve(command[0], command, os.environ | {"QUANTWATCH_DATABASE_URL": url})
 
 
 def launcher() -> Any:
