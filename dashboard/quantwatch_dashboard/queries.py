@@ -5,6 +5,7 @@ as shared objects, without a copy per rerun; every cache forgets by time and by 
 """
 
 import os
+import shlex
 
 import numpy as np
 import streamlit as st
@@ -45,6 +46,13 @@ def shown_url(given: str) -> str:
         return shown(parse_url(given))
     except UserError as error:
         return str(error)
+
+
+def program() -> str:
+    """Return how a command line starts that uses this database, without its password."""
+    given = url()
+    own = given == database_url(None, {})
+    return "quantwatch" if own else f"quantwatch --database {shlex.quote(shown_url(given))}"
 
 
 @st.cache_resource(max_entries=8, show_spinner=False, on_release=lambda db: db.close())

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from math import isfinite
 
 from quantwatch.config.default_rules import DEFAULT_RULES
 from quantwatch.domain import CandidateResult, RunResult, Verdict, is_layer, layer_index
@@ -138,14 +139,18 @@ class Spike:
 def spike(result: RunResult, candidate: CandidateResult) -> Spike | None:
     """Return the place that broke among its peers in the other layers, None when none stands out.
 
-    None also when it was never measured alone, so that there is nothing to be seen.
+    None also when it was not measured alone, or is not finite only because of what came before.
     """
     part = culprit_part(candidate)
     places = isolated_places(result, part)
     broken = outlier(result, candidate)
     at = next((i for i, place in enumerate(places) if _place_key(place) == broken), None)
+    if at is None:
+        return None
     values = _values(candidate, "isolated_error", places)
-    return None if at is None or values[at] is None else Spike(part, places, tuple(values), at)
+    found = values[at]
+    inherited = candidate.first_nonfinite is not None and found is not None and isfinite(found)
+    return None if found is None or inherited else Spike(part, places, tuple(values), at)
 
 
 def fault(result: RunResult, lead: CandidateResult) -> str:

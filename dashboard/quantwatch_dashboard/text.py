@@ -41,6 +41,8 @@ def number(value: float | None, digits: int = 3) -> str:
 def plus_minus(value: float | None, error: float) -> str:
     """Return a mean and its standard error in one notation: ``0.00137 ± 0.00011``."""
     mean = number(value)
+    if value is None or not math.isfinite(value):
+        return mean
     places = 1 - math.floor(math.log10(error)) if 0 < error < math.inf else _MAX_PLACES + 1
     fixed = places <= _MAX_PLACES and "e" not in mean
     return f"{mean} ± {f'{error:.{max(0, places)}f}' if fixed else number(error, 2)}"

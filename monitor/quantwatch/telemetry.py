@@ -1,18 +1,23 @@
 """Small shared instruments: canonical digests, run ids, the record of the environment."""
 
+import errno
 import hashlib
 import json
 import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from quantwatch.errors import ResourceError, UserError
+
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _LIBRARIES = ("quantwatch", "torch", "transformers", "accelerate", "gguf", "numpy", "tokenizers")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def canonical_json(value: Any) -> str:
@@ -31,6 +36,52 @@ def new_run_id() -> str:
     """Return a ULID: 48 bits of milliseconds, 80 random bits, Crockford base 32, sorts by time."""
     number = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
     return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -5, -5))
+
+
+def disk_is_full(error: BaseException) -> bool:
+    """Say whether an error means that no more may be written: disk, quota or size limit."""
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all; links are followed, devices and pipes are written to.
+
+    Raises ResourceError on a full disk, UserError when the file can't be written.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8", errors="replace")
+        else:
+            _replace(path.resolve(), text)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def check_writable(path: Path) -> None:
+    """Raise UserError or ResourceError when `write_whole` can't succeed; nothing is written."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not path.exists() or path.is_file():
+            with tempfile.TemporaryFile(dir=path.resolve().parent):
+                pass
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write beside the target and rename, so that nobody ever reads half a file."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8", errors="replace")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _unwritable(path: Path, error: OSError) -> UserError | ResourceError:
+    kind = ResourceError if disk_is_full(error) else UserError
+    return kind(f"{path}: cannot be written: {error.strerror}")
 
 
 def environment() -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
@@ -16,9 +17,10 @@ FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--no-first-run",
 )  # fmt: skip
-WAIT_MS = 120_000
-"""Generous: CI machines are busy."""
+WAIT_MS = 180_000
+"""Generous: CI machines are busy. It bounds every single wait, never the speed."""
 RUN = "01JD0000000000000000000006"
+OpenPage = Callable[..., tuple[Page, list[str]]]
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,
@@ -28,25 +30,46 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def address(demo_url: str) -> Iterator[str]:
-    """The dashboard on a free port of the loopback."""
-    with serving(demo_url) as found:
+@pytest.fixture(scope="module")
+def address(filled: Path) -> Iterator[str]:
+    """The dashboard on a free port of the loopback: one server, which starts once and only reads."""
+    with serving(f"sqlite:///{filled}", WAIT_MS / 1000) as found:
         yield found
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Headless Chromium."""
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=str(CHROMIUM), args=list(FLAGS))
+        found = playwright.chromium.launch(
+            executable_path=str(CHROMIUM), args=list(FLAGS), timeout=WAIT_MS
+        )
         yield found
         found.close()
 
 
-def open_page(browser: Browser, url: str, scheme: str = "light") -> tuple[Page, list[str]]:
-    """Open a page and collect its console errors."""
-    page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[OpenPage]:
+    """Open pages in a profile of their own, each with the list of its console errors."""
+    profiles = []
+
+    def opened(url: str, scheme: Literal["light", "dark"] = "light") -> tuple[Page, list[str]]:
+        profile = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme=scheme)
+        profiles.append(profile)
+        # Every wait: Playwright's own 30 s are too short for the first page on a busy machine.
+        profile.set_default_timeout(WAIT_MS)
+        page = profile.new_page()
+        errors = watched(page)
+        page.goto(url)
+        return page, errors
+
+    yield opened
+    for profile in profiles:
+        profile.close()
+
+
+def watched(page: Page) -> list[str]:
+    """Return the list to which a page's console errors will be added."""
     errors: list[str] = []
 
     def note(message: ConsoleMessage) -> None:
@@ -57,24 +80,23 @@ def open_page(browser: Browser, url: str, scheme: str = "light") -> tuple[Page, 
 
     page.on("console", note)
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto(url)
-    return page, errors
+    return errors
 
 
 def settled(page: Page, selector: str) -> None:
     """Wait until a page has drawn what it shows; a failure says what it shows instead."""
     try:
-        page.wait_for_selector(selector, timeout=WAIT_MS)
-        page.wait_for_selector("[data-testid=stStatusWidget]", state="detached", timeout=WAIT_MS)
+        page.wait_for_selector(selector)
+        page.wait_for_selector("[data-testid=stStatusWidget]", state="detached")
     except PlaywrightTimeoutError as error:
         shown = page.inner_text("body")[:2000]
         raise AssertionError(f"{selector} did not appear; the page shows:\n{shown}") from error
     page.wait_for_timeout(1_000)
 
 
-def test_overview_to_run_to_token(address: str, browser: Browser, tmp_path: Path) -> None:
+def test_overview_to_run_to_token(address: str, open_page: OpenPage, tmp_path: Path) -> None:
     """Catches what AppTest can't see: a page that does not draw, or errors in the browser."""
-    page, errors = open_page(browser, address)
+    page, errors = open_page(address)
     settled(page, ".qw-overview")
     assert page.inner_text("h1") == "1 regression"
     page.screenshot(path=tmp_path / "overview.png")
@@ -95,9 +117,9 @@ def test_overview_to_run_to_token(address: str, browser: Browser, tmp_path: Path
     assert errors == []
 
 
-def test_dark_theme_and_hostile_tokens(address: str, browser: Browser, tmp_path: Path) -> None:
+def test_dark_theme_and_hostile_tokens(address: str, open_page: OpenPage, tmp_path: Path) -> None:
     """Catches prompt text that the browser executes or renders, and unreadable dark colors."""
-    page, errors = open_page(browser, f"{address}/run?run={RUN}&prompt=2&metric=lens_kl", "dark")
+    page, errors = open_page(f"{address}/run?run={RUN}&prompt=2&metric=lens_kl", "dark")
     settled(page, ".qw-prompt")
     settled(page, ".heatmaplayer image")
 
@@ -113,10 +135,10 @@ def test_dark_theme_and_hostile_tokens(address: str, browser: Browser, tmp_path:
     assert errors == []
 
 
-def test_unreadable_database_in_the_browser(browser: Browser, tmp_path: Path) -> None:
+def test_unreadable_database_in_the_browser(open_page: OpenPage, tmp_path: Path) -> None:
     """Catches an error box instead of a sentence when there is no database."""
-    with serving(f"sqlite:///{tmp_path}/gone.db") as found:
-        page, errors = open_page(browser, found)
+    with serving(f"sqlite:///{tmp_path}/gone.db", WAIT_MS / 1000) as found:
+        page, errors = open_page(found)
         settled(page, ".qw-state")
 
         assert "does not exist yet" in page.inner_text(".qw-state")

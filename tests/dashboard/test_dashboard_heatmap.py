@@ -5,10 +5,11 @@ import math
 import numpy as np
 import plotly.graph_objects as go
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as some
 from numpy.typing import NDArray
 
+from quantwatch_dashboard.charts import palette
 from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace, side_by_side
 from quantwatch_dashboard.charts.heatmap import heatmap
 from quantwatch_dashboard.charts.pooling import MAX_CELLS, max_pool
@@ -130,6 +131,7 @@ def test_fixed_range_says_that_it_clamps() -> None:
     assert (labels[0], labels[-1]) == ("≤ 1e−4", "≥ 1")
 
 
+@example([0.0, -math.inf])
 @given(some.lists(some.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=30))
 def test_color_stops_are_valid_for_any_values(cells: list[float]) -> None:
     """Catches stops outside 0 … 1 or out of order, which Plotly refuses."""
@@ -168,3 +170,37 @@ def test_side_by_side_refuses_other_scopes() -> None:
     """Catches rows of one prompt that are shown under the names of another's."""
     with pytest.raises(ValueError, match="same scopes"):
         side_by_side([make_grid(np.ones((1, 2))), make_grid(np.ones((2, 2)))])
+
+
+def test_prompts_are_parted_and_numbered() -> None:
+    """Catches tokens of several prompts that look like one text, and a line at the wrong column."""
+    grids = [make_grid(np.ones((2, n)), f"t{n}") for n in (3, 1, 4)]
+    places = tuple(
+        TokenPlace(number, j, j, "x")
+        for number, g in enumerate(grids)
+        for j in range(len(g.places))
+    )
+    joined = side_by_side(grids)
+    figure = heatmap(TokenGrid(joined.scopes, places, joined.values, joined.missing), title="x")
+
+    assert [shape.x0 for shape in figure.layout.shapes] == [2.5, 3.5]
+    assert [(a.x, a.text) for a in figure.layout.annotations] == [(1, "0"), (3, "1"), (5.5, "2")]
+    assert "numbered on top" in figure.layout.xaxis.title.text
+
+
+def test_one_prompt_is_not_parted() -> None:
+    """Catches a number over a picture that has only one prompt."""
+    figure = heatmap(make_grid(np.ones((2, 5))), title="x")
+
+    assert (figure.layout.shapes, figure.layout.annotations) == ((), ())
+    assert figure.layout.xaxis.title.text == "token"
+
+
+def test_place_that_broke_is_framed_and_named_in_red() -> None:
+    """Catches a frame around the layer beside the one that broke."""
+    figure = heatmap(make_grid(np.ones((4, 5))), title="x", marked="layers.2")
+
+    assert {(shape.y0, shape.y1) for shape in figure.layout.shapes} == {(1.5, 2.5)}
+    labels = figure.layout.yaxis.labelalias
+    assert labels["layers.2"] == f'<b style="color:{palette.CULPRIT}">L2</b>'
+    assert labels["layers.3"] == "L3"

@@ -2,11 +2,14 @@
 
 import base64
 import math
+import re
 
 import pytest
 
+from quantwatch_dashboard.charts import palette
 from quantwatch_dashboard.charts.layers import LayerLine, layer_chart
 from quantwatch_dashboard.charts.sparkline import Trend, sparkline
+from quantwatch_dashboard.charts.strip import strip
 
 PLACES = tuple(f"layers.{i}" for i in range(4))
 
@@ -100,3 +103,42 @@ def test_sparkline_does_not_bridge_a_missing_run() -> None:
     ).decode()
 
     assert svg.count("<polyline") == 2
+
+
+def bars(values: list[float | None], marked: int) -> list[tuple[float, str]]:
+    """Return height and color of each bar of a strip, without the ground line."""
+    uri = strip(values, marked)
+    svg = base64.b64decode(uri.removeprefix("data:image/svg+xml;base64,")).decode()
+    found = re.findall(r'height="([\d.]+)" fill="(#\w+)"', svg)
+    return [(float(height), color) for height, color in found][:-1]
+
+
+def test_strip_shows_the_place_that_broke() -> None:
+    """Catches a red bar at another place, a scale that isn't from 0, or gaps that are bars."""
+    drawn = bars([0.0, 1.0, None, 4.0], 3)
+
+    assert [color for _, color in drawn] == [palette.MUTED, palette.MUTED, palette.CULPRIT]
+    assert drawn[1][0] == pytest.approx(drawn[2][0] / 4)
+    assert 0 < drawn[0][0] < drawn[1][0]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
+def test_strip_is_tallest_where_it_is_not_finite(value: float) -> None:
+    """Catches NaN as a height, which is no SVG, and as a bar of height 0."""
+    assert bars([1.0, value], 1)[1][0] == bars([1.0, value], 1)[0][0] > 0
+    assert bars([0.0, value], 1)[1][0] > bars([0.0, value], 1)[0][0]
+
+
+def test_strip_without_places_is_refused() -> None:
+    """Catches a division by the number of places."""
+    with pytest.raises(ValueError, match="at least one place"):
+        strip([], 0)
+
+
+def test_lead_is_solid_and_below_the_others() -> None:
+    """Catches a thick line that hides the thin ones that are equal to it."""
+    lines = [LayerLine("a", 0, [1.0] * 4), LayerLine("b", 1, [1.0] * 4, strong=True)]
+    thin, thick = layer_chart(lines, PLACES, unit="nats").data
+
+    assert (thick.line.dash, thin.line.width < thick.line.width) == ("solid", True)
+    assert thick.zorder < thin.zorder

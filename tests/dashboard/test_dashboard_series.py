@@ -3,17 +3,23 @@
 import csv
 import io
 import math
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.dashboard.invented import Candidate, Spec
+from tests.dashboard.invented_runs import make_run
 
 from quantwatch.domain import RunResult, RunStatus, Verdict
 from quantwatch.store.records import RunSummary, SeriesPoint
 from quantwatch_dashboard import series
 from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace
+from quantwatch_dashboard.components.layers import layer_table, worst_first
+from quantwatch_dashboard.series import LayerRow
 from quantwatch_dashboard.summaries import summarize, worst
 
 NIGHT = timedelta(days=1)
@@ -51,6 +57,25 @@ def test_only_the_planted_layer_is_marked(planted: RunResult) -> None:
     assert lines[3].label == "layers.14.mlp.down_proj"
     assert series.outlier(planted, planted.candidates[3]) == "layers.14"
     assert series.outlier(planted, planted.candidates[2]) is None
+
+
+def test_spike_is_the_planted_place(planted: RunResult) -> None:
+    """Catches a spike where nothing stands out, and one at another place than the headline's."""
+    found = series.spike(planted, planted.candidates[3])
+
+    assert found is not None
+    assert (found.part, found.places[found.at]) == ("mlp.down_proj", "layers.14.mlp.down_proj")
+    assert found.values[found.at] == max(v for v in found.values if v is not None)
+    assert series.spike(planted, planted.candidates[2]) is None
+
+
+def test_nan_of_another_origin_is_no_spike(tmp_path: Path) -> None:
+    """Catches a red bar at a layer whose own error is as small as its neighbours'."""
+    poisoned = Candidate("nan", 8e-3, Verdict.REGRESSION, nan_layer=9)
+    run = make_run(Spec(num_prompts=1, candidates=(poisoned,)), tmp_path)[0]
+
+    assert series.outlier(run, run.candidates[0]) == "layers.9"
+    assert series.spike(run, run.candidates[0]) is None
 
 
 @pytest.mark.parametrize(
@@ -144,3 +169,27 @@ def test_worst_tokens_lead_with_nan() -> None:
     grid = TokenGrid(("model",), places, values, np.array([[False, False, False, True]]))
 
     assert [token.place.position for token in worst([grid], 2)] == [1, 2]
+
+
+def layer(name: str, mean_kl: float | None, num_nonfinite: int = 0) -> LayerRow:
+    return LayerRow(name, mean_kl, 0.02, None, 1.0, math.inf, 0.0048, num_nonfinite)
+
+
+def test_layer_table_is_worst_first_by_number() -> None:
+    """Catches 9e−5 that is sorted above 1, NaN at the end, and "not measured" at the top."""
+    rows = [layer("a", 9e-5), layer("b", None), layer("c", 1.0), layer("d", math.nan)]
+
+    assert [row.layer for row in worst_first(rows, "mean_kl")] == ["d", "c", "a", "b"]
+    assert [row.layer for row in worst_first(rows, "layer")] == ["a", "b", "c", "d"]
+
+
+def test_layer_table_tells_nan_from_not_measured() -> None:
+    """Catches cells that are all "None", digits that differ by column, and an unmarked layer."""
+    shown = layer_table([layer("layers.0", math.nan, 1234), layer("layers.1", 9e-5)], "layers.1")
+    cells = re.findall(r"<td class=\"([^\"]*)\">([^<]*)</td>", shown)
+
+    assert [value for _, value in cells] == [
+        "layers.0", "NaN", "0.0200", "not measured", "1.00", "+∞", "0.00480", "1,234",
+        "layers.1", "9.00e−5", "0.0200", "not measured", "1.00", "+∞", "0.00480", "0",
+    ]  # fmt: skip
+    assert ["qw-marked" in classes for classes, _ in cells] == [False] * 8 + [True] * 8

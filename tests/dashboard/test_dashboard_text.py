@@ -83,3 +83,25 @@ def test_token(piece: str | None, shown: str) -> None:
 def test_size(num_bytes: int | None, shown: str) -> None:
     """Catches binary units under decimal names."""
     assert text.size(num_bytes) == shown
+
+
+@pytest.mark.parametrize(
+    ("mean", "error", "shown"),
+    [
+        pytest.param(0.001371, 0.000111, "0.00137 ± 0.00011", id="below a thousandth"),
+        pytest.param(0.523, 0.0321, "0.523 ± 0.032", id="usual"),
+        pytest.param(12.34, 3.21, "12.3 ± 3.2", id="above one"),
+        pytest.param(1.23e-7, 4.5e-9, "1.23e−7 ± 4.5e−9", id="tiny"),
+        pytest.param(0.5, 1.2e-9, "0.500 ± 1.2e−9", id="next to nothing"),
+        pytest.param(0.5, math.nan, "0.500 ± NaN", id="nan"),
+        pytest.param(None, 0.1, "not measured", id="no mean"),
+    ],
+)
+def test_plus_minus(mean: float | None, error: float, shown: str) -> None:
+    """Catches a mean and its error in two notations, which nobody can compare at a glance."""
+    assert text.plus_minus(mean, error) == shown
+
+
+def test_readable_keeps_text_and_shows_controls() -> None:
+    """Catches a prompt whose override characters reorder the page, and white space that is lost."""
+    assert text.readable("a\u202eb\n c\u3000数\x00") == "a\\u202eb\n c\u3000数\\u0000"

@@ -1,14 +1,24 @@
 """Digests, ids and the record of the environment."""
 
+import errno
 import json
 import os
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from quantwatch.telemetry import canonical_sha, environment, gpus, new_run_id
+from quantwatch.errors import ResourceError, UserError
+from quantwatch.telemetry import (
+    canonical_sha,
+    check_writable,
+    environment,
+    gpus,
+    new_run_id,
+    write_whole,
+)
 
 
 def test_digests_ignore_the_order_of_keys_and_nothing_else() -> None:
@@ -104,3 +114,42 @@ def test_cpu_record_needs_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (environment()["cpu"]["capability"], environment()["cpu"]["threads"]) == ("AVX2", 3)
     monkeypatch.delitem(sys.modules, "torch")
     assert "threads" not in environment()["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (errno.ENOSPC, ResourceError),
+        (errno.EDQUOT, ResourceError),
+        (errno.EFBIG, ResourceError),
+        (errno.EROFS, UserError),
+        (errno.EACCES, UserError),
+    ],
+)
+def test_a_file_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, error: type[Exception]
+) -> None:
+    """Catches half a report after a full disk, and a disk limit taken for a wrong path."""
+    path = tmp_path / "report.md"
+    write_whole(path, "before")
+
+    def fail(self: Path, target: Path) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", fail)
+        with pytest.raises(error, match=r"report\.md: cannot be written: "):
+            write_whole(path, "after")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["report.md"]
+    assert path.read_text() == "before"
+
+
+def test_a_link_is_followed_and_kept(tmp_path: Path) -> None:
+    """Catches a link that is replaced by a file, which its owner then never sees change."""
+    (tmp_path / "real.md").write_text("before")
+    link = tmp_path / "link.md"
+    link.symlink_to("real.md")
+    check_writable(link)
+    write_whole(link, "after")
+    assert link.is_symlink()
+    assert (tmp_path / "real.md").read_text() == "after"

@@ -66,17 +66,20 @@ def _part_prompts(figure: go.Figure, prompts: list[int]) -> None:
     starts = [j for j, prompt in enumerate(prompts) if j == 0 or prompt != prompts[j - 1]]
     if not 1 < len(starts) <= _PARTED:
         return
-    for first, end in zip(starts, [*starts[1:], len(prompts)], strict=True):
-        if first:
-            figure.add_shape(
-                type="line", x0=first - 0.5, x1=first - 0.5, y0=0, y1=1, yref="paper",
-                line={"color": "#FFFFFF", "width": 1.5},
-            )  # fmt: skip
-        if (end - first) / len(prompts) > _WIDE_ENOUGH:
-            figure.add_annotation(
-                x=(first + end - 1) / 2, y=1, yref="paper", yanchor="bottom", showarrow=False,
-                text=str(prompts[first]), font={"size": 11, "color": palette.MUTED},
-            )  # fmt: skip
+    ends = [*starts[1:], len(prompts)]
+    wide = len(prompts) * _WIDE_ENOUGH
+    # All at once: Plotly copies the whole list for each shape that is added alone.
+    figure.layout.shapes = [
+        {"type": "line", "x0": j - 0.5, "x1": j - 0.5, "y0": 0, "y1": 1, "yref": "paper",
+         "line": {"color": "#FFFFFF", "width": 2.5}}
+        for j in starts[1:]
+    ]  # fmt: skip
+    figure.layout.annotations = [
+        {"x": (j + end - 1) / 2, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False,
+         "text": str(prompts[j]), "font": {"size": 11, "color": palette.MUTED}}
+        for j, end in zip(starts, ends, strict=True)
+        if end - j > wide
+    ]  # fmt: skip
 
 
 def _trace(

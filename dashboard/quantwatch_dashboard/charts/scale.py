@@ -75,7 +75,9 @@ class LogScale:
             stops += [((edge - start) / (end - start), color)]
             edge += self.band
             stops += [((edge - start) / (end - start), color)]
-        return [(min(1.0, max(0.0, place)), color) for place, color in stops]
+        # Edges that are equal may differ by rounding, and Plotly wants them in order and up to 1.
+        places = np.maximum.accumulate(np.clip([place for place, _ in stops], 0.0, 1.0)).tolist()
+        return list(zip([*places[:-1], 1.0], (color for _, color in stops), strict=True))
 
     def ticks(self) -> tuple[list[float], list[str]]:
         """Return coordinates and labels of the color bar: decades, and the name of each band."""

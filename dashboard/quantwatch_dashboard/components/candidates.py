@@ -125,7 +125,7 @@ def _bar(value: float, largest: float, index: int) -> Html:
 def _nonfinite(figures: Figures) -> Html:
     if not figures.num_nonfinite:
         return Html("")
-    return tag("span", f"{figures.num_nonfinite} not finite", class_="qw-sub qw-hot")
+    return tag("span", f"{figures.num_nonfinite:,} not finite", class_="qw-sub qw-hot")
 
 
 def _floor_row(result: RunResult) -> list[object]:

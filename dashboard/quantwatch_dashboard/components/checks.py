@@ -68,7 +68,7 @@ def moment(when: datetime, now: datetime, zone: tzinfo) -> Html:
 
 def _since(check: CheckSummary, now: datetime, zone: tzinfo) -> Html:
     if check.since is None:
-        return tag("span", "never succeeded so far", class_="qw-sub")
+        return tag("span", "never succeeded", class_="qw-sub")
     return tag("span", "since ", moment(check.since, now, zone), class_="qw-sub")
 
 
@@ -78,7 +78,7 @@ def _trouble(check: CheckSummary, now: datetime) -> Html:
     if run is None:
         return Html("")
     reason = text.clip(run.reason or "no reason was recorded", 160)
-    ended = f"newest run {run.status.value} {text.age(run.started_at, now)}. {reason}"
+    ended = f"newest run {run.status.value} {text.age(run.started_at, now)}: {reason}"
     cancelled = run.status == RunStatus.CANCELLED
     said = f"⚡ N{ended[1:]}" if cancelled else f"⚡ Monitor trouble: {ended}"
     return tag("div", tag("span", said, class_="qw-trouble"))
@@ -100,7 +100,7 @@ def _candidates(run: RunSummary) -> Html:
     ]
     if len(indexed) > 6:
         rows.append(tag("span", f"and {len(indexed) - 6} more", class_="qw-soft"))
-    return tag("div", *rows, class_="qw-cands")
+    return tag("div", *rows, class_="qw-cands") if rows else tag("span", "–", class_="qw-soft")
 
 
 def _trend(check: CheckSummary) -> Html:
@@ -121,7 +121,7 @@ def _trend(check: CheckSummary) -> Html:
 def _alerts(check: CheckSummary) -> Html:
     num = check.decided.num_alerts if check.decided is not None else 0
     if not num:
-        return tag("span", "none", class_="qw-soft")
+        return tag("span", "none" if check.decided is not None else "–", class_="qw-soft")
     return link(tag("span", str(num), class_="qw-hot"), "alerts", check=check.check)
 
 

@@ -1,48 +1,51 @@
 """The article's layer table: numbers as everywhere else, the place that broke marked."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
-
-import pandas as pd
-import streamlit as st
 
 from quantwatch_dashboard import text
+from quantwatch_dashboard.components.markup import Html, table, tag
 from quantwatch_dashboard.series import LayerRow
 
-_HEADERS = {
-    "layer": "Layer",
+COLUMNS = {
     "mean_kl": "Mean KL, nats",
     "p99_kl": "p99",
     "max_kl": "max",
     "top3_logit_deviation": "Mean top-3 logit deviation",
     "isolated_error": "Isolated error",
     "rel_error": "Relative error",
-    "num_nonfinite": "Not finite",
 }
-_ROW_HEIGHT, _MAX_ROWS = 29, 36
-_MARKED = "background-color: rgba(229, 72, 77, 0.16); font-weight: 650"
 
 
-def layer_table(rows: Sequence[LayerRow], marked: str | None) -> None:
-    """Show one row per layer, sortable by number; `marked` is the layer to be seen first."""
-    # Object columns: a float column would turn "not measured" into NaN.
-    frame = pd.DataFrame([asdict(row) for row in rows], columns=list(_HEADERS), dtype=object)
-    if not any(row.num_nonfinite for row in rows):
-        frame = frame.drop(columns="num_nonfinite")
-    numbers = [name for name in frame.columns if name not in ("layer", "num_nonfinite")]
-    styled = frame.style.format(dict.fromkeys(numbers, _shown))
-    styled = styled.apply(
-        lambda row: [_MARKED if row["layer"] == marked else ""] * len(row), axis=1
-    )
-    st.dataframe(
-        styled,
-        hide_index=True,
-        row_height=_ROW_HEIGHT,
-        height=_ROW_HEIGHT * min(len(rows), _MAX_ROWS) + 38,
-        column_config=_HEADERS,
-    )
+def worst_first(rows: Sequence[LayerRow], column: str) -> list[LayerRow]:
+    """Return the rows by one of `COLUMNS`: not finite, then the largest, not measured at the end.
+
+    Any other column keeps their order.
+    """
+    if column not in COLUMNS:
+        return list(rows)
+    return sorted(rows, key=lambda row: _rank(getattr(row, column)))
 
 
-def _shown(value: Any) -> str:
-    return text.number(value)
+def _rank(value: float | None) -> float:
+    if value is None:
+        return math.inf
+    return -value if math.isfinite(value) else -math.inf
+
+
+def layer_table(rows: Sequence[LayerRow], marked: str | None) -> Html:
+    """Return one row per layer in the given order; `marked` is the layer to be seen first."""
+    counted = any(row.num_nonfinite for row in rows)
+    names = [*COLUMNS.values(), *(["Not finite"] if counted else [])]
+    headers = ["Layer", *(tag("th", name, scope="col", class_="n") for name in names)]
+    return table(headers, (_row(row, marked, counted) for row in rows), "qw-top qw-tall")
+
+
+def _row(row: LayerRow, marked: str | None, counted: bool) -> list[object]:
+    hot = " qw-marked" if row.layer == marked else ""
+    numbers = [text.number(getattr(row, column)) for column in COLUMNS]
+    cells = [*numbers, *([f"{row.num_nonfinite:,}"] if counted else [])]
+    return [
+        tag("td", row.layer, class_=f"qw-mono qw-small{hot}"),
+        *(tag("td", cell, class_=f"n{hot}") for cell in cells),
+    ]

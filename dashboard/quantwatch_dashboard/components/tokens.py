@@ -44,8 +44,10 @@ def _span(grid: TokenGrid, j: int, largest: float, *, chosen: bool) -> Html:
 
 def _readable(place: TokenPlace) -> Html:
     """Return a token as text, its end of line and its emptiness visible: they have errors too."""
+    if place.piece is None:
+        return join([f"[{place.label()}] "])
     if not place.piece:
-        return tag("i", place.label() if place.piece is not None else f"[{place.label()}] ")
+        return tag("i", place.label())
     first, *rest = text.readable(place.piece).split("\n")
     return join([first, *(part for line in rest for part in (tag("i", "↵"), "\n", line))])
 
@@ -79,7 +81,7 @@ def top_tables(top: NDArray[np.float64], words: Sequence[str]) -> Html:
         ]
         for rank in range(top.shape[1])
     ]
-    return table(headers, rows, "qw-top")
+    return table(headers, rows, "qw-top qw-pair")
 
 
 def _token_cell(token_id: float, words: Sequence[str], *, same: bool) -> Html:

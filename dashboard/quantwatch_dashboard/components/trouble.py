@@ -41,12 +41,13 @@ def guarded(view: Callable[[], None]) -> Callable[[], None]:
 
 def empty() -> Html:
     """Return what an empty database shows: the command that fills it."""
+    program = queries.program()
     return state(
         "No check has run yet",
         "This page shows what quantwatch measured, and there is nothing in the database so far.",
         _where(),
-        "Run the demo (about four minutes on two cores), or a check of your own:",
-        command="quantwatch demo\nquantwatch check run NAME",
+        "Run the demo (a few minutes on two cores) or a check of your own, then reload this page:",
+        command=f"{program} demo --no-dashboard\n{program} check run NAME",
     )
 
 

@@ -20,7 +20,7 @@ def show() -> None:
         page.head("Overview")
         st.html(trouble.empty())
         return
-    page.head(_headline(found), f"{len(found)} check{'s' if len(found) > 1 else ''}")
+    page.head(_headline(found), _counts(found))
     st.html(checks.check_table(found, queries.faults(url), now, zone))
     page.section(
         "Newest runs",
@@ -30,14 +30,26 @@ def show() -> None:
 
 
 def _headline(found: Sequence[CheckSummary]) -> str:
-    """Say the worst first; checks whose newest run did not finish are never passed over."""
+    """Say the worst. Not all checks pass while the newest run of one did not finish."""
     verdicts = [check.decided.verdict for check in found if check.decided is not None]
-    broken, warned = verdicts.count(Verdict.REGRESSION), verdicts.count(Verdict.WARN)
-    undecided = verdicts.count(Verdict.INCONCLUSIVE)
-    parts = [f"{broken} regression{'s' if broken > 1 else ''}"] if broken else []
-    parts += [f"{undecided} inconclusive"] if undecided else []
-    if verdicts and not parts:
-        parts = [f"No regression, {warned} with warnings" if warned else "All checks pass"]
-    unfinished = sum(check.trouble is not None for check in found)
-    parts += [f"{unfinished} not measured lately"] if unfinished else []
-    return ", ".join(parts) or "No check has a verdict yet"
+    regressions = verdicts.count(Verdict.REGRESSION)
+    if regressions:
+        return "1 regression" if regressions == 1 else f"{regressions} regressions"
+    if not verdicts:
+        return "No check has a verdict yet"
+    undecided, warned = verdicts.count(Verdict.INCONCLUSIVE), verdicts.count(Verdict.WARN)
+    if undecided:
+        return f"{undecided} inconclusive"
+    if warned:
+        return f"No regression, {warned} with warnings"
+    return "No regression" if _num_unfinished(found) else "All checks pass"
+
+
+def _counts(found: Sequence[CheckSummary]) -> str:
+    checks, unfinished = len(found), _num_unfinished(found)
+    counted = f"{checks} check{'s' if checks > 1 else ''}"
+    return f"{counted}, {unfinished} not measured lately" if unfinished else counted
+
+
+def _num_unfinished(found: Sequence[CheckSummary]) -> int:
+    return sum(check.trouble is not None for check in found)

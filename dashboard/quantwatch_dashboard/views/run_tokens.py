@@ -7,7 +7,7 @@ from quantwatch.domain import CandidateResult, RunResult
 from quantwatch_dashboard import queries, series, text
 from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace
 from quantwatch_dashboard.components import page
-from quantwatch_dashboard.components.layers import layer_table
+from quantwatch_dashboard.components.layers import COLUMNS, layer_table, worst_first
 from quantwatch_dashboard.components.markup import tag
 from quantwatch_dashboard.components.picker import pick
 from quantwatch_dashboard.components.tokens import (
@@ -66,8 +66,10 @@ def _top(url: str, result: RunResult, candidate: CandidateResult, place: TokenPl
 
 
 def _layers(result: RunResult, candidate: CandidateResult) -> None:
-    page.section("Layer table", f"Means of {candidate.name}. A click on a column sorts.")
+    page.section("Layer table", f"Means of {candidate.name} unless the column says otherwise.")
     rows = series.layer_rows(candidate)
-    layer_table(rows, series.outlier(result, candidate))
+    names = {"layer": "layer"} | COLUMNS
+    by = pick("Sort by", "sort", list(names), "layer", names.__getitem__)
+    st.html(layer_table(worst_first(rows, by), series.outlier(result, candidate)))
     name = f"{result.run_id}-{candidate.name}-layers.csv"
     st.download_button("Download CSV", series.layer_csv(rows), name, "text/csv", on_click="ignore")

@@ -4,10 +4,8 @@ Strict JSON. A number that is not finite is written as ``{"$float": "nan" | "inf
 that reading a file back gives the very same run.
 """
 
-import errno
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from datetime import datetime
@@ -18,7 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from quantwatch.config.problems import config_error, sentences
 from quantwatch.domain import RunResult, RunStatus
-from quantwatch.errors import ResourceError, UserError
+from quantwatch.errors import UserError
+from quantwatch.telemetry import write_whole
 
 FORMAT = "quantwatch-run"
 VERSION = 1
@@ -37,11 +36,7 @@ def export_run(result: RunResult, path: Path) -> None:
         raise UserError(
             f"run {result.run_id} is {result.status}: only a succeeded run can be a baseline"
         )
-    try:
-        _write(path, dumps(result))
-    except OSError as error:
-        kind = ResourceError if error.errno == errno.ENOSPC else UserError
-        raise kind(f"{path}: cannot be written: {error.strerror}") from None
+    write_whole(path, dumps(result))
 
 
 def import_run(path: Path) -> RunResult:
@@ -117,6 +112,8 @@ def _document(text: str, origin: str) -> Any:
         raise UserError(
             f"{origin}: not JSON, or cut off: {error.msg} in line {error.lineno}"
         ) from None
+    except RecursionError:
+        raise UserError(f"{origin}: not an exported run: nested too deeply") from None
     except ValueError as error:
         raise UserError(f"{origin}: {error}") from None
 
@@ -140,13 +137,3 @@ def _unknown(given: Any, known: Any, at: str) -> Iterator[str]:
     elif isinstance(given, list) and isinstance(known, list):
         for index, (inner, ours) in enumerate(zip(given, known, strict=True)):
             yield from _unknown(inner, ours, f"{at}[{index}]")
-
-
-def _write(path: Path, text: str) -> None:
-    """Write beside the target and rename, so that nobody ever reads half a file."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quantwatch.capture.batches import Batch
 from quantwatch.capture.plan import CapturePlan
-from quantwatch.capture.sampling import lens_positions, stratified_positions
+from quantwatch.capture.sampling import lens_positions
 from quantwatch.domain import Prompt
 
 Positions = NDArray[np.int64]
@@ -30,13 +30,11 @@ class Layout:
     """Each prompt's part of the scored rows."""
     positions: tuple[Positions, ...]
     """Each prompt's sampled positions, of the lens and of the head."""
-    linears: Positions
-    """Positions at which linears are compared in isolation; empty unless the batch is isolated."""
 
-    @property
-    def linear_rows(self) -> Tensor | None:
-        """The measured rows of `linears`."""
-        return self.measured(0, self.linears) if self.batch.isolated else None
+    def scored_positions(self, number: int) -> Positions:
+        """Return all scored positions of the batch's prompt `number`."""
+        prompt = self.batch.prompts[number]
+        return np.arange(prompt.score_start, len(prompt.token_ids))
 
     def measured(self, number: int, positions: Positions) -> Tensor:
         """Return the measured rows of some positions of the batch's prompt `number`."""
@@ -58,9 +56,7 @@ def lay_out(batch: Batch, suite_hash: str, plan: CapturePlan) -> Layout:
         start += prompt.num_scored
     per_256 = plan.lens_positions or _DEFAULT_HEAD_POSITIONS
     sampled = tuple(lens_positions(suite_hash, prompt, per_256) for prompt in batch.prompts)
-    count = plan.isolated_positions if batch.isolated else 0
-    linears = stratified_positions(suite_hash, batch.prompts[0], count, "linears")
-    return Layout(batch, torch.cat(rows), torch.cat(targets), tuple(spans), sampled, linears)
+    return Layout(batch, torch.cat(rows), torch.cat(targets), tuple(spans), sampled)
 
 
 def _targets(prompt: Prompt) -> Tensor:

@@ -74,15 +74,16 @@ def _numpy(columns: Sequence[Tensor]) -> Matrix:
 
 
 def _output_matrices(outputs: Outputs, layout: Layout, number: int) -> list[TokenMatrix]:
-    span, prompt = layout.spans[number], layout.batch.prompts[number]
+    span, everywhere = layout.spans[number], layout.scored_positions(number)
     statistics = outputs.statistics
     matrices = [
-        TokenMatrix(name, (MODEL,), _numpy([getattr(statistics, name)[span]]))
+        TokenMatrix(name, (MODEL,), _numpy([getattr(statistics, name)[span]]), everywhere)
         for name in _EVERYWHERE
     ]
     if outputs.leaked_mass is not None:
-        matrices.append(TokenMatrix("leaked_mass", (MODEL,), _numpy([outputs.leaked_mass[span]])))
-    before_last = np.arange(prompt.score_start, len(prompt.token_ids) - 1)
+        leaked = _numpy([outputs.leaked_mass[span]])
+        matrices.append(TokenMatrix("leaked_mass", (MODEL,), leaked, everywhere))
+    before_last = layout.scored_positions(number)[:-1]
     if len(before_last):
         part = slice(span.start, span.stop - 1)
         matrices += [
@@ -119,9 +120,10 @@ def _scored(
     found: Mapping[str, tuple[tuple[Scope, ...], Matrix]], layout: Layout, number: int
 ) -> list[TokenMatrix]:
     where, prompt = layout.batch.slices[number], layout.batch.prompts[number]
+    everywhere = layout.scored_positions(number)
     part = slice(where.start + prompt.score_start, where.stop)
     return [
-        TokenMatrix(name, scopes, np.ascontiguousarray(values[:, part]))
+        TokenMatrix(name, scopes, np.ascontiguousarray(values[:, part]), everywhere)
         for name, (scopes, values) in found.items()
     ]
 
@@ -133,8 +135,10 @@ def _sampled_isolated(measured: Measured, trace: Trace, layout: Layout) -> list[
     scopes = tuple(scope for scope in scopes if scope in errors)
     matrices = []
     if scopes:
+        rows = trace.passages[scopes[0]].rows
+        assert rows is not None  # of the batch's only prompt: a row is a position
         values = _numpy([errors[scope] for scope in scopes])
-        matrices.append(TokenMatrix("isolated_error", scopes, values, layout.linears))
+        matrices.append(TokenMatrix("isolated_error", scopes, values, rows.numpy()))
     if measured.isolated_head is not None:
         values = _numpy([measured.isolated_head])
         matrices.append(TokenMatrix("isolated_error", (HEAD,), values, layout.positions[0]))

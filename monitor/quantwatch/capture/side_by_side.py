@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
 
@@ -13,8 +14,8 @@ from quantwatch.capture.plan import CapturePlan
 from quantwatch.capture.probe import Probe
 from quantwatch.capture.readout import readout_of
 from quantwatch.capture.report import CaptureReport
-from quantwatch.capture.sampling import isolated_prompts
-from quantwatch.capture.trace import LiveTraceSource, TraceSource
+from quantwatch.capture.sampling import isolated_prompts, stratified_positions
+from quantwatch.capture.trace import LiveTraceSource, Trace, TraceSource
 from quantwatch.domain import Progress, Prompt, Sink, Suite
 from quantwatch.errors import CaptureError
 from quantwatch.models.loaded import LoadedModel
@@ -52,8 +53,9 @@ def capture_suite(  # noqa: PLR0913, PLR0917 — the one entrance
         source = LiveTraceSource(probes[REFERENCE])
         others = {name: probe for name, probe in probes.items() if name != REFERENCE}
         main = Measurer(source, others, plan, sink, report)
+        quiet = replace(plan, worst_positions=0)  # shown only, and nobody looks at the floor's
         itself = {REFERENCE: probes[REFERENCE]}
-        noise = Measurer(source, itself, plan, floor, CaptureReport())
+        noise = Measurer(source, itself, quiet, floor, CaptureReport())
         night = _Night(source, (main, noise), suite, plan, reference.max_positions)
         night.run(progress)
         _prove(probes, report)
@@ -84,25 +86,37 @@ class _Night:
         batches = plan_batches(suite.prompts, isolated, self._plan.batch_tokens)
         report.num_padding_tokens = sum(batch.num_padding for batch in batches)
         passes = 1 + len(self._main.probes)
-        again = sum(batch.num_tokens for batch in batches if batch.isolated)
-        progress.start("measure", suite.num_tokens * passes + again)
+        floor = sum(self._floor_tokens(batch) for batch in batches)
+        progress.start("measure", suite.num_tokens * passes + floor)
         for batch in batches:
             self._measure(batch, progress)
+
+    def _floor_tokens(self, batch: Batch) -> int:
+        start = batch.prompts[0].score_start
+        return min(batch.num_tokens, start + self._plan.floor_positions) * batch.isolated
 
     def _measure(self, batch: Batch, progress: Progress) -> None:
         """Measure one batch. Its trace ends with this call, before the next one begins."""
         report, digest = self._main.report, self._suite.hash
         layout = lay_out(batch, digest, self._plan)
+        count = self._plan.isolated_positions
+        linears = stratified_positions(digest, batch.prompts[0], count, "linears")
         with report.timed("reference"):
-            trace = self._source.trace(batch, layout.linear_rows)
+            trace = self._source.trace(batch, layout.measured(0, linears))
         progress.advance(batch.num_tokens)
         for scope, reason in trace.unmeasured.items():
             report.missing.setdefault(scope, {})[REFERENCE] = reason
         self._main.measure(trace, layout, progress)
         if batch.isolated:
-            beside = regroup(batch.prompts[0], self._suite.prompts, self._max_positions)
             with report.timed("floor"):
-                self._noise.measure(trace, lay_out(beside, digest, self._plan), progress)
+                self._measure_floor(trace, progress)
+
+    def _measure_floor(self, trace: Trace, progress: Progress) -> None:
+        (prompt,), plan = trace.batch.prompts, self._plan
+        others, count = self._suite.prompts, plan.floor_positions
+        beside = regroup(prompt, others, self._max_positions, count)
+        layout = lay_out(beside, self._suite.hash, plan)
+        self._noise.measure(trace.beginning(beside), layout, progress)
 
 
 def _observe(

@@ -29,6 +29,13 @@ class Passage:
     rows: Tensor | None
     """Which measured rows these are, int64; None for all."""
 
+    def beginning(self, count: int) -> "Passage":
+        """Return the part that lies in the first `count` measured rows."""
+        rows = self.rows
+        keep = slice(count) if rows is None else rows < count
+        inputs = tuple(tensor[keep] for tensor in self.inputs)
+        return Passage(inputs, self.output[keep], None if rows is None else rows[keep])
+
 
 @dataclass(slots=True)
 class Trace:
@@ -44,6 +51,19 @@ class Trace:
     """What isolated errors need; empty unless the batch is isolated."""
     unmeasured: dict[Scope, str] = field(default_factory=dict)
     """Linears that have no passage, each with the reason."""
+
+    def beginning(self, batch: Batch) -> "Trace":
+        """Return the trace of the first rows only: those of a batch of this prompt's beginning."""
+        count = batch.num_tokens
+        passages = {scope: passage.beginning(count) for scope, passage in self.passages.items()}
+        return Trace(
+            batch,
+            {scope: rows[:count] for scope, rows in self.taps.items()},
+            {scope: norms[:count] for scope, norms in self.norms.items()},
+            self.head_input[:count],
+            {scope: passage for scope, passage in passages.items() if len(passage.output)},
+            self.unmeasured,
+        )
 
 
 class TraceSource(Protocol):
@@ -97,13 +117,14 @@ class _Recorder:
         self._probe = probe
         self._linear_rows = linear_rows
         self._inputs: dict[Scope, tuple[Tensor, ...]] = {}
+        self._latest: tuple[Tensor, int, Tensor] | None = None
 
     def before(self, scope: Scope, call: Call) -> None:
         """Copy the input: modules may change it in place."""
         batch = self.trace.batch
         if batch.isolated:
             rows, hidden = self._rows(scope), call.hidden(batch).values()
-            self._inputs[scope] = tuple(batch.copy(tensor, rows) for tensor in hidden)
+            self._inputs[scope] = tuple(self._copy(tensor, rows) for tensor in hidden)
 
     def after(self, scope: Scope, _: nn.Module, __: Call, output: Any) -> None:
         """Copy the output of a tap, and of a linear on an isolated batch."""
@@ -111,8 +132,10 @@ class _Recorder:
         inputs = self._inputs.pop(scope, ())
         if scope in self._probe.model.anatomy.taps:
             what = f"{self._probe.name}: {scope}"
-            kept = batch.copy(hidden_output(output, batch, what))
+            hidden = hidden_output(output, batch, what)
+            kept = batch.copy(hidden)
             trace.taps[scope], trace.norms[scope] = kept, row_norm(kept)
+            self._latest = (hidden, hidden._version, kept)
             if batch.isolated:
                 trace.passages[scope] = Passage(inputs, kept, None)
         elif inputs:
@@ -120,6 +143,14 @@ class _Recorder:
             if isinstance(first, Tensor) and batch.fits(first):
                 rows = self._rows(scope)
                 trace.passages[scope] = Passage(inputs, batch.copy(first, rows), rows)
+
+    def _copy(self, tensor: Tensor, rows: Tensor | None) -> Tensor:
+        """Copy, unless it is the output that was copied last and hasn't changed since."""
+        if rows is None and self._latest is not None:
+            source, version, kept = self._latest
+            if tensor is source and tensor._version == version:
+                return kept
+        return self.trace.batch.copy(tensor, rows)
 
     def _rows(self, scope: Scope) -> Tensor | None:
         return None if scope in self._probe.model.anatomy.taps else self._linear_rows

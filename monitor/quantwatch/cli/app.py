@@ -9,8 +9,10 @@ import typer
 
 from quantwatch import __version__
 from quantwatch.cli import baseline, check, compare, dashboard, db, demo, doctor, report, runs
-from quantwatch.cli.failures import Guarded, usage_error
+from quantwatch.cli.failures import Guarded, exit_code
 from quantwatch.cli.session import Session
+from quantwatch.cli.signals import stoppable
+from quantwatch.cli.streams import steady
 
 app = typer.Typer(
     cls=Guarded,
@@ -59,8 +61,6 @@ def options(
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0, 1 regression, 2 user, 3 monitor, 4 inconclusive, 130."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    try:
-        code = app(args=words, prog_name="quantwatch", standalone_mode=False)
-    except typer.TyperException as error:
-        code = usage_error(error, json="--json" in words)
-    sys.exit(code or 0)
+    with steady(), stoppable():
+        code = exit_code(app, words)
+    sys.exit(code)

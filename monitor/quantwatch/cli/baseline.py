@@ -8,7 +8,8 @@ import typer
 
 from quantwatch.cli import options as o
 from quantwatch.cli.output import show, show_json, table
-from quantwatch.cli.session import Session, say
+from quantwatch.cli.session import Session
+from quantwatch.cli.streams import say
 from quantwatch.errors import UserError
 
 if TYPE_CHECKING:

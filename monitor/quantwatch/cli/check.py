@@ -8,7 +8,8 @@ import typer
 from quantwatch.cli import options as o
 from quantwatch.cli.output import Delivery, show, show_json, table
 from quantwatch.cli.running import Wishes, run
-from quantwatch.cli.session import Session, say, whisper
+from quantwatch.cli.session import Session
+from quantwatch.cli.streams import say, whisper
 
 if TYPE_CHECKING:
     from quantwatch.config.schema import CheckConfig

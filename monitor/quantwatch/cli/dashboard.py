@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 import typer
 
 from quantwatch.cli import options as o
-from quantwatch.cli.session import Session, whisper
+from quantwatch.cli.session import Session
+from quantwatch.cli.streams import whisper
 from quantwatch.errors import MonitorError, UserError
 
 LOOPBACK = "127.0.0.1"

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from quantwatch.cli.session import Session, say
+from quantwatch.cli.session import Session
+from quantwatch.cli.streams import say
 from quantwatch.errors import StoreError
 
 app = typer.Typer(help="The database.", no_args_is_help=True)

@@ -9,7 +9,8 @@ from quantwatch.cli import options as o
 from quantwatch.cli.dashboard import LOOPBACK, check_port, serve
 from quantwatch.cli.output import Delivery
 from quantwatch.cli.running import execute
-from quantwatch.cli.session import Session, cache_dir, whisper
+from quantwatch.cli.session import Session, cache_dir
+from quantwatch.cli.streams import whisper
 
 if TYPE_CHECKING:
     from quantwatch.domain import RunResult

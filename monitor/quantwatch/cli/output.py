@@ -1,11 +1,13 @@
 """How a result leaves a command: a table or one document on stdout, reports in files."""
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quantwatch.cli.session import say, whisper, write_file
+from quantwatch.cli.streams import say, whisper
 from quantwatch.errors import UserError
+from quantwatch.telemetry import check_writable, write_whole
 
 if TYPE_CHECKING:
     from quantwatch.cli.options import Format
@@ -32,7 +34,7 @@ class Delivery:
     def write(self, result: "RunResult") -> None:
         """Write the files."""
         for path, wanted in self._files:
-            write_file(path, rendered(result, wanted))
+            write_whole(path, rendered(result, wanted))
             whisper(f"wrote {path}")
 
     def deliver(self, result: "RunResult") -> None:
@@ -47,12 +49,13 @@ class Delivery:
 
 
 def format_of(path: Path, given: "Format | None") -> "Format":
-    """Return the format of a file: the given one, else by suffix. Checks that its folder exists."""
+    """Return the format of a file: the given one, else by suffix. Checks that it can be written."""
     if not path.absolute().parent.is_dir():
         raise UserError(f"--output {path}: there is no folder {path.absolute().parent}")
     if given is None and path.suffix not in _SUFFIXES:
         known = ", ".join(_SUFFIXES)
         raise UserError(f"--output {path}: can't tell the format by its suffix ({known})")
+    check_writable(path)
     return given or _SUFFIXES[path.suffix]
 
 
@@ -73,12 +76,16 @@ def show(renderable: Any) -> None:
     """Print something `rich` can draw; as plain text when stdout is no terminal."""
     from rich.console import Console
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160, no_color=True)
-    with console.capture() as captured:
-        console.print(renderable)
-    say(captured.get())
+    # Only measured: `rich` exits with 1, a regression, when what it writes to is gone.
+    terminal = Console()
+    drawn = io.StringIO()
+    Console(
+        file=drawn,
+        force_terminal=terminal.is_terminal,
+        width=terminal.width if terminal.is_terminal else 160,
+        no_color=terminal.no_color or not terminal.is_terminal,
+    ).print(renderable)
+    say(drawn.getvalue())
 
 
 def show_json(data: Any) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from quantwatch.cli.session import whisper
+from quantwatch.cli.streams import whisper
 
 if TYPE_CHECKING:
     from quantwatch.domain import Progress

@@ -9,7 +9,8 @@ import typer
 
 from quantwatch.cli.output import Delivery
 from quantwatch.cli.progress import reporting
-from quantwatch.cli.session import Session, cache_dir, whisper
+from quantwatch.cli.session import Session, cache_dir
+from quantwatch.cli.streams import whisper
 from quantwatch.errors import ResourceError
 
 if TYPE_CHECKING:

@@ -1,8 +1,7 @@
 """What the global options chose, and the few things every command needs of it."""
 
-import errno
+import difflib
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,27 +10,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from quantwatch.errors import ConfigError, ResourceError, UserError
+from quantwatch.cli.streams import whisper
+from quantwatch.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from quantwatch.config.schema import CheckConfig, Config
     from quantwatch.domain import RunResult
     from quantwatch.store.session import Database
-
-
-def say(text: str) -> None:
-    """Write to stdout, which carries results only. A reader that went away is no error."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The verdict still counts: keep the exit code, and let Python's last flush meet no pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def whisper(text: str) -> None:
-    """Write one line to stderr: notes, progress, errors."""
-    typer.echo(text, err=True)
 
 
 @dataclass
@@ -72,7 +57,9 @@ class Session:
         config, folder = self.config()
         if name not in config.checks:
             known = ", ".join(config.checks) or "none"
-            raise UserError(f"no check {name!r} in {self.find_config()}; it has: {known}")
+            close = difflib.get_close_matches(name, config.checks, n=1)
+            hint = "".join(f"did you mean {other}? " for other in close)
+            raise UserError(f"no check {name!r} in {self.find_config()}; {hint}it has: {known}")
         return config.checks[name], folder
 
     def database_url(self) -> str:
@@ -126,15 +113,3 @@ def cache_dir() -> Path:
     from platformdirs import user_cache_path
 
     return user_cache_path("quantwatch")
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write a file whole or not at all. Raises UserError, or ResourceError on a full disk."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8", errors="replace")
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        kind = ResourceError if error.errno == errno.ENOSPC else UserError
-        raise kind(f"can't write {path}: {error.strerror}") from error

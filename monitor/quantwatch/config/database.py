@@ -7,6 +7,7 @@ from pathlib import Path
 
 import platformdirs
 
+from quantwatch.config.files import local_path
 from quantwatch.config.schema import Config
 from quantwatch.errors import ConfigError
 
@@ -49,5 +50,5 @@ def _absolute(scheme: str, rest: str, base_dir: Path) -> str:
     path, mark, query = rest.removeprefix("/").partition("?")
     if not rest.startswith("/") or path in _IN_MEMORY or path.startswith("file:"):
         return f"{scheme}://{rest}"
-    resolved = (base_dir / Path(path).expanduser()).absolute()
+    resolved = local_path(path, base_dir).absolute()
     return f"{scheme}:///{resolved}{mark}{query}"

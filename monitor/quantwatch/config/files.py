@@ -1,6 +1,7 @@
 """Check that the files that a configuration names exist, before anything is loaded."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from quantwatch.config.problems import config_error, dotted
@@ -32,14 +33,32 @@ def looks_like_path(model: str) -> bool:
 
 def local_path(text: str, base_dir: Path) -> Path:
     """Return a path as configured, `~` expanded, relative to the configuration's folder."""
-    return base_dir / Path(text).expanduser()
+    # Unlike Path's, this leaves ~nobody as it is: a file that isn't there, like any other.
+    return base_dir / os.path.expanduser(text)
+
+
+def is_there(path: Path) -> bool:
+    """Say whether a path can be reached; a name that no system allows is not there, either."""
+    return os.path.exists(path)
+
+
+def listed_twice(files: Sequence[str], base_dir: Path) -> str | None:
+    """Return a file that is in the list twice, under two names perhaps; its prompts would count
+    double.
+    """
+    places = [os.path.realpath(local_path(file, base_dir)) for file in files]
+    again = [file for at, file in enumerate(files) if places[at] in places[:at]]
+    return again[0] if again else None
 
 
 def _missing_files(location: Location, check: CheckConfig, base_dir: Path) -> Iterator[str]:
     for index, file in enumerate(check.suite.files):
         path = local_path(file, base_dir)
-        if not path.is_file():
-            yield f"{dotted((*location, 'suite', 'files', index))}: {path} does not exist"
+        if not is_there(path) or path.is_dir():
+            what = "is a folder; name the files in it" if is_there(path) else "does not exist"
+            yield f"{dotted((*location, 'suite', 'files', index))}: {path} {what}"
+    if (again := listed_twice(check.suite.files, base_dir)) is not None:
+        yield f"{dotted((*location, 'suite', 'files'))}: {again} is listed twice"
     yield from _missing_model((*location, "reference"), check.reference, base_dir)
     for index, candidate in enumerate(check.candidates):
         yield from _missing_model((*location, "candidates", index), candidate, base_dir)
@@ -49,7 +68,8 @@ def _missing_model(location: Location, variant: VariantConfig, base_dir: Path) -
     if variant.model is None:
         return
     path = local_path(variant.model, base_dir)
-    if looks_like_path(variant.model) and not path.exists():
-        yield f"{dotted((*location, 'model'))}: {path} does not exist"
-    elif path.is_dir() and variant.gguf_file and not (path / variant.gguf_file).is_file():
+    if not is_there(path):
+        if looks_like_path(variant.model):
+            yield f"{dotted((*location, 'model'))}: {path} does not exist"
+    elif path.is_dir() and variant.gguf_file and not is_there(path / variant.gguf_file):
         yield f"{dotted((*location, 'gguf_file'))}: {path / variant.gguf_file} does not exist"

@@ -39,7 +39,11 @@ def parse(model: type[Model], data: Mapping[str, Any], origin: str) -> Model:
 
     Raises ConfigError; `origin` says where the data comes from, e.g. the file or the command.
     """
-    text = json.dumps(data, default=str)
+    try:
+        text = json.dumps(data, default=str, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        shown = ascii(error.object[max(error.start - 40, 0) : error.end])
+        raise ConfigError(f"{origin}: not UTF-8 text: {shown}") from None
     try:
         return model.model_validate_json(text, strict=True)
     except ValidationError as error:
@@ -73,6 +77,8 @@ def _toml(path: Path) -> dict[str, Any]:
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: not usable TOML: nested too deeply") from None
 
 
 def _database_problems(config: Config) -> Iterator[str]:

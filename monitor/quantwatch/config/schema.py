@@ -3,11 +3,12 @@
 Each field carries its explanation; docs/settings.md is checked against them by a test.
 """
 
+import json
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from quantwatch.config.base import Name, Strict
+from quantwatch.config.base import MOST_THREADS, Name, Strict
 from quantwatch.config.recipes import RecipeConfig
 from quantwatch.config.rules import RuleConfig, RuleOverride, Statistic
 from quantwatch.config.variants import Dtype, FaultConfig, VariantConfig
@@ -35,6 +36,13 @@ SUITES = ("core-v1", "core-v1:demo")
 def _as_tuple(value: object) -> object:
     """`_named_suite` hands on Python values, for which strict validation takes no list."""
     return tuple(value) if isinstance(value, list) else value
+
+
+def _whole(value: object) -> object:
+    """`Literal[1]` takes whatever equals 1: true and 1.0, too."""
+    if type(value) is not int:
+        raise ValueError(f"{json.dumps(value, default=str)} is not allowed; allowed: 1")
+    return value
 
 
 class SuiteConfig(Strict):
@@ -104,6 +112,14 @@ class CandidateConfig(VariantConfig):
         default=(), description="Rules for this candidate alone; same name changes the check's."
     )
 
+    @field_validator("name")
+    @classmethod
+    def _not_the_reference(cls, name: str) -> str:
+        # The reference's own noise floor is stored under that name.
+        if name == "reference":
+            raise ValueError('"reference" is not allowed; it names the other side')
+        return name
+
     @field_validator("rules")
     @classmethod
     def _unique_rules(cls, rules: tuple[RuleOverride, ...]) -> tuple[RuleOverride, ...]:
@@ -142,6 +158,7 @@ class CheckConfig(Strict):
     threads: int | None = Field(
         default=None,
         ge=1,
+        le=MOST_THREADS,
         description="CPU threads; all cores but never more than physical ones when absent.",
     )
     store_text: bool = Field(
@@ -171,7 +188,7 @@ class DatabaseConfig(Strict):
 class Config(Strict):
     """A whole quantwatch.toml."""
 
-    schema_version: Literal[1] = Field(description="Always 1.")
+    schema_version: Annotated[Literal[1], BeforeValidator(_whole)] = Field(description="Always 1.")
     database: DatabaseConfig = Field(
         default=DatabaseConfig(), description="Where results are kept."
     )

@@ -19,7 +19,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; raises ModelError naming file and line when it isn't one."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON: {one_line(error)}") from error
     except OSError as error:
         raise ModelError(f"{path} can't be read: {error.strerror}") from error

@@ -33,7 +33,10 @@ def estimate_bytes(config: VariantConfig, base_dir: Path) -> int | None:
     folder = source.path if source.kind == "folder" else None
     if source.kind == "hub" and source.gguf_file is None:
         folder = cached_folder(source.location, config.revision)
-    return None if folder is None else _folder_bytes(folder, width)
+    if folder is None:
+        return None
+    with explained(f"{folder}: its headers can't be read"):
+        return _folder_bytes(folder, width)
 
 
 def _folder_bytes(folder: Path, width: int) -> int:

@@ -33,10 +33,15 @@ def gguf_file(repository: str, name: str, revision: str | None) -> Path:
 
 
 def cached_folder(repository: str, revision: str | None) -> Path | None:
-    """Return the folder of a repository whose weights are in the cache, None without them."""
+    """Return the folder of a repository whose weights are in the cache, None without them.
+
+    Raises:
+        ModelError: no repository can have such a name.
+    """
     from huggingface_hub import try_to_load_from_cache
 
-    found = [try_to_load_from_cache(repository, name, revision=revision) for name in _WEIGHTS]
+    with _reached(f"hub model {repository!r}"):
+        found = [try_to_load_from_cache(repository, name, revision=revision) for name in _WEIGHTS]
     return next((Path(path).parent for path in found if isinstance(path, str)), None)
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from quantwatch.config.recipes import recipe_config
 from quantwatch.config.schema import FaultConfig, RecipeConfig, VariantConfig
 from quantwatch.domain import EMBEDDING, HEAD, Fingerprint, Json, Variant
+from quantwatch.errors import ModelError
 from quantwatch.models import fingerprints
 from quantwatch.models.anatomy import Anatomy, resolve
 from quantwatch.models.faults import plant
@@ -18,9 +19,10 @@ from quantwatch.models.opening import Opened, check_device, open_module, open_so
 from quantwatch.models.quantized import count_weights, settle, stored_bytes
 from quantwatch.models.quiet import quiet
 from quantwatch.models.recipes import apply_recipe, fallback_notes
-from quantwatch.models.shapes import context_length, real_ids, text_settings
+from quantwatch.models.shapes import context_length, real_ids
 from quantwatch.models.sources import resolve_source
 from quantwatch.models.tokenizers import tokenizer_sha
+from quantwatch.models.undisturbed import prepare
 from quantwatch_kernels.quantize.api import Execution
 
 
@@ -73,8 +75,11 @@ def from_module(name: str, module: nn.Module, tokenizer: Any | None = None) -> L
     """Take a module that exists already, as it is; it is put into eval mode, without a KV cache.
 
     Raises:
-        ModelError: no embedding, layers or head can be found in it, or the tokenizer isn't one.
+        ModelError: it is no module or holds no values, no embedding, layers or head can be found
+            in it, it computes in another dtype than those allowed, or the tokenizer isn't one.
     """
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"{name}: a torch.nn.Module is wanted, got {module!r:.80}")
     kind = type(module)
     resolved = f"{kind.__module__}.{kind.__qualname__}"
     with quiet():
@@ -84,9 +89,9 @@ def from_module(name: str, module: nn.Module, tokenizer: Any | None = None) -> L
 
 def _finish(name: str, opened: Opened, changes: _Changes, source: Json) -> LoadedModel:
     module = opened.module
-    _prepare(module)
-    anatomy = resolve(module)
-    dtype = opened.dtype or _computing_dtype(module, anatomy)
+    prepare(module)
+    anatomy = _anatomy(opened)
+    dtype = opened.dtype or _computing_dtype(opened, anatomy)
     figures = _change(opened, changes, anatomy, dtype)
     ids, notes = real_ids(module, anatomy, opened.tokenizer)
     variant = Variant(
@@ -104,17 +109,24 @@ def _finish(name: str, opened: Opened, changes: _Changes, source: Json) -> Loade
     )
 
 
-def _prepare(module: nn.Module) -> None:
-    module.eval()
-    for settings in (getattr(module, "config", None), text_settings(module)):
-        if hasattr(settings, "use_cache"):
-            setattr(settings, "use_cache", False)  # noqa: B010
+def _anatomy(opened: Opened) -> Anatomy:
+    try:
+        return resolve(opened.module)
+    except ModelError as error:
+        raise ModelError(f"{opened.resolved}: {error}") from error
 
 
-def _computing_dtype(module: nn.Module, anatomy: Anatomy) -> torch.dtype:
+def _computing_dtype(opened: Opened, anatomy: Anatomy) -> torch.dtype:
     places = (anatomy.taps[HEAD], anatomy.taps[EMBEDDING], "")
-    found = (p.dtype for path in places for p in module.get_submodule(path).parameters())
-    return next((dtype for dtype in found if dtype.is_floating_point), torch.float32)
+    found = (p.dtype for path in places for p in opened.module.get_submodule(path).parameters())
+    dtype = next((dtype for dtype in found if dtype.is_floating_point), torch.float32)
+    # Logits are compared as float32: what float64 adds would be lost unsaid.
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        name = str(dtype).removeprefix("torch.")
+        raise ModelError(
+            f"{opened.resolved} computes in {name}; allowed: float32, bfloat16, float16"
+        )
+    return dtype
 
 
 def _change(opened: Opened, changes: _Changes, anatomy: Anatomy, dtype: torch.dtype) -> _Figures:

@@ -70,13 +70,16 @@ def open_module(module: nn.Module, tokenizer: Any | None, resolved: str) -> Open
     """Take a module that exists already; its weights and structure are its identity.
 
     Raises:
-        ModelError: the tokenizer lacks a method that transformers' tokenizers have.
+        ModelError: the tokenizer lacks a method that transformers' tokenizers have, or the module
+            has no values.
     """
     for name in ("get_vocab", "encode", "decode"):
         if tokenizer is not None and not callable(getattr(tokenizer, name, None)):
             raise ModelError(
                 f"{resolved}: its tokenizer, a {type(tokenizer).__name__}, has no {name}()"
             )
+    if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
+        raise ModelError(f"{resolved}: its weights are on the meta device and hold no values")
     settings = getattr(module, "config", None)
     has_settings = hasattr(settings, "get_text_config")
     return Opened(

@@ -1,6 +1,5 @@
 """Keep other libraries off the terminal while they load, and turn their errors into one line."""
 
-import errno
 import io
 import logging
 import warnings
@@ -11,9 +10,11 @@ from pathlib import Path
 import torch
 
 from quantwatch.errors import ModelError, QuantwatchError, ResourceError
+from quantwatch.telemetry import disk_is_full
 
 _LOG = logging.getLogger(__name__)
 _MAX_LENGTH = 300
+_STARVED = ("can't allocate memory", "can't start new thread")
 
 
 def one_line(error: BaseException) -> str:
@@ -47,9 +48,9 @@ def explained(what: str) -> Iterator[None]:
 def _is_resource(error: Exception) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    full_disk = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    # torch raises a bare RuntimeError when the CPU allocator fails.
-    return full_disk or "can't allocate memory" in str(error)
+    # torch and Python raise a bare RuntimeError when the allocator or a thread's stack fails.
+    starved = any(words in str(error) for words in _STARVED)
+    return disk_is_full(error) or (isinstance(error, RuntimeError) and starved)
 
 
 @contextmanager

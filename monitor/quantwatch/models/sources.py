@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from quantwatch.config.files import is_there, local_path
 from quantwatch.config.schema import VariantConfig
 from quantwatch.errors import ModelError
 from quantwatch.models.quiet import listing
@@ -43,8 +44,8 @@ def resolve_source(config: VariantConfig, base_dir: Path) -> Source:
     if config.model == DEMO_MODEL:
         _refuse(config, DEMO_MODEL, "revision", "gguf_file")
         return Source("gguf", str(_demo_file()))
-    path = base_dir / Path(config.model).expanduser()
-    if path.exists():
+    path = local_path(config.model, base_dir)
+    if is_there(path):
         _refuse(config, str(path), "revision")
         return _local(path.resolve(), config.gguf_file)
     if _is_misspelt(path, config.model):

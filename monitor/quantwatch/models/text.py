@@ -8,7 +8,7 @@ from quantwatch.config.schema import VariantConfig
 from quantwatch.models.checkpoint import read_config
 from quantwatch.models.fingerprints import file_sha
 from quantwatch.models.gguf_cache import converted_folder
-from quantwatch.models.quiet import quiet
+from quantwatch.models.quiet import explained, quiet
 from quantwatch.models.shapes import CONTEXT_KEYS
 from quantwatch.models.sources import resolve_source
 from quantwatch.models.tokenizers import load_tokenizer
@@ -40,7 +40,8 @@ def load_text_side(config: VariantConfig, *, base_dir: Path, cache_dir: Path) ->
         else:
             return None
         tokenizer = load_tokenizer(folder, allow_code=config.allow_code)
-    settings = read_config(folder)
-    settings = settings.get("text_config") or settings
-    found = (settings.get(key) for key in CONTEXT_KEYS)
-    return TextSide(tokenizer, next((int(value) for value in found if value), None))
+    with explained(f"{folder / 'config.json'}: its context length can't be read"):
+        settings = read_config(folder)
+        settings = settings.get("text_config") or settings
+        found = (settings.get(key) for key in CONTEXT_KEYS)
+        return TextSide(tokenizer, next((int(value) for value in found if value), None))

@@ -7,6 +7,7 @@ import psutil
 import torch
 
 from quantwatch.config.schema import VariantConfig
+from quantwatch.errors import UserError
 from quantwatch.models.estimate import estimate_bytes
 from quantwatch.models.text import load_text_side
 from quantwatch.pipeline.request import RunRequest
@@ -29,21 +30,42 @@ class Estimate:
     seconds: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Size:
+    num_bytes: int
+    num_weights: int
+
+
 def estimate(request: RunRequest) -> Estimate:
     """Return what a run will take. Reads headers and the tokenizer, never the weights.
 
-    Raises UserError when the check names something that is missing or corrupt.
+    Raises UserError when the check names something that is missing or corrupt. A candidate that
+    can't be loaded costs nothing and spoils no other: the error is raised when none is left.
     """
-    configs = (request.check.reference, *request.check.candidates)
-    sizes = [estimate_bytes(config, request.base_dir) for config in configs]
-    known = [size for size in sizes if size is not None]
-    memory = sum(known) + _WORKING_BYTES if len(known) == len(sizes) else None
+    sizes = {"": _size(request.check.reference, request)}
+    failures: list[UserError] = []
+    for config in request.check.candidates:
+        try:
+            sizes[config.name] = _size(config, request)
+        except UserError as error:
+            failures.append(error)
+    if len(failures) == len(request.check.candidates):
+        raise failures[0]
+    known = [size for size in sizes.values() if size is not None]
     tokens = _count_tokens(request)
+    free = psutil.virtual_memory().available
+    if len(known) < len(sizes):
+        return Estimate(None, free, tokens, None)
     seconds = None
-    if tokens is not None and len(known) == len(sizes):
-        weights = sum(s // _width(c) for c, s in zip(configs, known, strict=True))
+    if tokens is not None:
+        weights = sum(size.num_weights for size in known)
         seconds = _OVERHEAD * 2 * weights * tokens / _flops_per_second(request.check.threads)
-    return Estimate(memory, psutil.virtual_memory().available, tokens, seconds)
+    return Estimate(sum(size.num_bytes for size in known) + _WORKING_BYTES, free, tokens, seconds)
+
+
+def _size(config: VariantConfig, request: RunRequest) -> _Size | None:
+    num_bytes = estimate_bytes(config, request.base_dir)
+    return None if num_bytes is None else _Size(num_bytes, num_bytes // _width(config))
 
 
 def _width(config: VariantConfig) -> int:

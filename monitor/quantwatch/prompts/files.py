@@ -4,6 +4,7 @@ import codecs
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 
+from quantwatch.config.files import listed_twice, local_path
 from quantwatch.errors import PromptError
 from quantwatch.prompts.records import RawPrompt, check_text, parse_json, parse_record
 
@@ -16,9 +17,8 @@ def read_files(names: Sequence[str], base_dir: Path) -> list[RawPrompt]:
     A prompt's category is the stem of its file unless it names one (the whole name where two
     files have the same stem). Raises PromptError naming file, place and problem.
     """
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise PromptError(f"prompt file {twice[0]} is listed twice; its prompts would count double")
+    if (again := listed_twice(names, base_dir)) is not None:
+        raise PromptError(f"prompt file {again} is listed twice; its prompts would count double")
     stems = [PurePath(name).stem for name in names]
     prompts: list[RawPrompt] = []
     for name, stem in zip(names, stems, strict=True):
@@ -42,7 +42,7 @@ def _parse(name: str, category: str, text: str) -> list[RawPrompt]:
 
 def _read_text(name: str, base_dir: Path) -> str:
     """Return a file's text without a byte order mark. Raises PromptError."""
-    path = base_dir / Path(name).expanduser()
+    path = local_path(name, base_dir)
     try:
         data = path.read_bytes()
     except FileNotFoundError:

@@ -7,7 +7,8 @@ from urllib.parse import unquote
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from quantwatch.errors import UserError
+from quantwatch.config.files import local_path
+from quantwatch.errors import StoreError, UserError
 
 _ALLOWED = "sqlite:///file.db or postgresql://user:password@host/database"
 
@@ -44,7 +45,10 @@ class SqliteFile:
 
     @classmethod
     def of(cls, url: URL) -> "SqliteFile":
-        """Read `sqlite:///path` and `sqlite:///file:path?mode=ro&uri=true`. Raises UserError."""
+        """Read `sqlite:///path` and `sqlite:///file:path?mode=ro&uri=true`.
+
+        Raises UserError on another form, StoreError on a folder.
+        """
         text = url.database or ""
         is_uri = text.startswith("file:")
         if is_uri:
@@ -57,7 +61,10 @@ class SqliteFile:
             )
         if text in ("", ":memory:"):
             raise UserError("A database in memory keeps nothing; name a file: sqlite:///file.db")
-        return cls(Path(text).expanduser().absolute(), query.get("mode") == "ro")
+        path = local_path(text, Path.cwd())
+        if path.is_dir():
+            raise StoreError(f"Database {shown(url)} is a folder; name a file in it.")
+        return cls(path, query.get("mode") == "ro")
 
     def uri(self, mode: str) -> str:
         """Return the URI that SQLite opens: `ro`, `rw` (never creates) or `rwc`."""

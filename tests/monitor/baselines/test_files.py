@@ -143,6 +143,7 @@ CONTENT = {
     "bare NaN": (b'{"format": NaN}', "NaN is not JSON"),
     "not UTF-8": (b"\xff\xfe", "it is not UTF-8 text"),
     "a list": (b"[]", "not an exported run"),
+    "nested too deeply": (b"[" * 100_000, "not an exported run: nested too deeply"),
 }
 
 

@@ -54,12 +54,14 @@ def test_exit_code_with_a_failed_candidate(run: Run, fake: Any, make: Any) -> No
         (ModelError("corrupt file"), 2, "error: corrupt file"),
         (PromptError("empty"), 2, "error: empty"),
         (IncompatibleError("ids 5 and 6"), 2, "error: ids 5 and 6"),
+        (ModelError("no file 'a\nb\0\udcff'"), 2, "error: no file 'a\\nb\\x00\\udcff'"),
         (BaselineMismatchError("suite hash"), 4, "error: suite hash"),
         (CaptureError("a tap fired twice"), 3, "error: a tap fired twice"),
         (StoreError("locked"), 3, "error: locked"),
         (ResourceError("no memory"), 3, "error: no memory"),
         (MemoryError(), 3, "error: out of memory: the run needs more than is free"),
         (OSError(errno.ENOSPC, "No space left"), 3, "error: disk full: [Errno 28] No space left"),
+        (OSError(errno.EFBIG, "Too large"), 3, "error: disk full: [Errno 27] Too large"),
         (
             RuntimeError("two\nlines"),
             3,
@@ -185,6 +187,8 @@ def test_compare_needs_no_configuration(run: Run, fake: Any, place: Path) -> Non
         (("--limit", "0"), "'--limit': Input should be greater than or equal to 1"),
         (("--recipe", "int3"), "int3"),
         (("--execution", "aten"), "needs a recipe"),
+        (("--threads", "1025"), "threads: 1025 is not allowed; allowed: at most 1024"),
+        (("--threads", "9" * 30), "allowed: at most 1024"),
         (("--dtype", "int8"), "'int8' is not one of"),
         (("--score-start", "512"), "score_start = 512 leaves nothing of a window of 512"),
         (("--format", "md", "--json"), "--json and --format md both want stdout"),
@@ -231,7 +235,7 @@ def test_unknown_check_names_those_that_exist(run: Run, fake: Any) -> None:
     outcome = run("check", "run", "nigthly")
     assert outcome.code == 2
     assert "'nigthly'" in outcome.err
-    assert outcome.err.rstrip().endswith("it has: nightly")
+    assert outcome.err.rstrip().endswith("did you mean nightly? it has: nightly")
 
 
 def test_no_configuration(run: Run, place: Path) -> None:

@@ -121,6 +121,10 @@ MISTAKES = {
         'model = "m"\nattention = "flash_attention_2"',
         f'{CANDIDATE}: attention = "flash_attention_2" needs device = "cuda"',
     ),
+    "the reference's name": (
+        'model = "m"\n[[checks.nightly.candidates]]\nname = "reference"\nmodel = "m"',
+        'checks.nightly.candidates[2].name: "reference" is not allowed; it names the other side',
+    ),
     "same name twice": (
         'model = "m"\n[[checks.nightly.candidates]]\nname = "a"\nmodel = "m"',
         "checks.nightly: candidate names must be unique; twice: a",
@@ -233,6 +237,10 @@ CHECKS = {
         'suite = "core-v1"\nlens_positions = 8.5',
         "checks.n.lens_positions: 8.5 is not allowed; allowed: a whole number",
     ),
+    "more threads than any machine has": (
+        'suite = "core-v1"\nthreads = 100000',
+        "checks.n.threads: 100000 is not allowed; allowed: at most 1024",
+    ),
     "misspelt": (
         'suite = "core-v1"\nlens_position = 8',
         "checks.n.lens_position: unknown key; did you mean lens_positions?",
@@ -255,6 +263,15 @@ candidates = [{{ name = "a", model = "m" }}]
 FILES = {
     "no version": ("", "schema_version: required, but missing; write schema_version = 1"),
     "other version": ("schema_version = 2", "schema_version: 2 is not allowed; allowed: 1"),
+    "a switch as a version": (
+        "schema_version = true",
+        "schema_version: true is not allowed; allowed: 1",
+    ),
+    "a fraction as a version": (
+        "schema_version = 1.0",
+        "schema_version: 1.0 is not allowed; allowed: 1",
+    ),
+    "nested too deeply": ("a = " + "[" * 5000, "not usable TOML: nested too deeply"),
     "no check": (
         "schema_version = 1\n[checks.n]",
         "3 errors\n  checks.n.reference: required, but missing",
@@ -339,6 +356,49 @@ def test_values_that_are_not_from_a_file_are_read_the_same_way() -> None:
             {"reference": {"model": "r"}, "candidates": [{"name": "a", "model": "m"}], "suite": {}},
             "compare",
         )
+
+
+def test_a_word_that_is_not_utf8_is_named() -> None:
+    """Catches a file name in another encoding that is reported as invalid JSON."""
+    models = {"reference": {"model": "r\udcff"}, "candidates": [{"name": "a", "model": "m"}]}
+    with pytest.raises(ConfigError, match=r"^compare: not UTF-8 text: .*r\\udcff'$"):
+        parse(CheckConfig, {**models, "suite": "core-v1"}, "compare")
+
+
+@pytest.mark.parametrize(
+    "name", ["~nobody-of-that-name/model", "x" * 5000 + ".gguf", "./a\\u0000b"],
+    ids=["unknown home", "too long", "NUL"],
+)  # fmt: skip
+def test_a_name_that_no_system_knows_is_a_missing_file(tmp_path: Path, name: str) -> None:
+    """Catches an internal error (exit 3) for a path that merely can't exist."""
+    text = HEAD.format(check="", candidate=f'model = "{name}"')
+    config = load_config(written(tmp_path, text))
+    with pytest.raises(ConfigError, match=r"candidates\[1\]\.model: .* does not exist$"):
+        validate_files(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (["folder"], "suite.files[0]: {here}/folder is a folder; name the files in it"),
+        (["a.txt", "./folder/../a.txt"], "suite.files: ./folder/../a.txt is listed twice"),
+        (["a.txt", "link.txt"], "suite.files: link.txt is listed twice"),
+    ],
+    ids=["folder", "two spellings", "link"],
+)
+def test_files_that_are_no_prompts_or_count_double(
+    tmp_path: Path, files: list[str], words: str
+) -> None:
+    """Catches a mistake that only the run would find, after the models are loaded."""
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "link.txt").symlink_to("a.txt")
+    (tmp_path / "folder").mkdir()
+    text = HEAD.format(check="", candidate='model = "m"')
+    suite = "suite = { files = [" + ", ".join(f'"{file}"' for file in files) + "] }"
+    config = load_config(written(tmp_path, text.replace('suite = "core-v1:demo"', suite)))
+    with pytest.raises(ConfigError) as caught:
+        validate_files(config, tmp_path)
+    assert words.format(here=tmp_path) in str(caught.value)
 
 
 def test_missing_files_are_named_by_key_and_path(tmp_path: Path) -> None:

@@ -63,6 +63,14 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: (f / "config.json").write_text("[]"),
         "config.json is not a JSON object but a list",
     ),
+    "config nested too deeply": (
+        lambda f: (f / "config.json").write_text("[" * 100_000),
+        "config.json is not valid JSON: maximum recursion depth",
+    ),
+    "layers that aren't there": (
+        lambda f: _edit(f / "config.json", num_hidden_layers=-1),
+        "has no list of decoder layers",
+    ),
     "unknown model type": (
         lambda f: _edit(f / "config.json", model_type="llamma"),
         "llamma",

@@ -10,7 +10,10 @@ def test_lack_of_memory_or_disk_is_the_monitors_trouble() -> None:
     """Catches a full disk that is reported as the user's wrong model (exit 2 instead of 3)."""
     full = OSError(28, "No space left on device")
     assert full.errno == 28
-    for error in (full, MemoryError(), RuntimeError("x: can't allocate memory: you tried")):
+    limit = OSError(27, "File too large")
+    threads = RuntimeError("can't start new thread")
+    memory = RuntimeError("x: can't allocate memory: you tried")
+    for error in (full, limit, MemoryError(), memory, threads):
         with pytest.raises(ResourceError, match=r"^thing: "), explained("thing"):
             raise error
 

@@ -1,6 +1,7 @@
 """Where stages meet: one run, from a check to rows, on tiny real models and a real database."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,12 +31,14 @@ class Quiet:
 
     def __init__(self, stop_at: int | None = None) -> None:
         self.left = stop_at
+        self.reports = 0
         self.stages: list[str] = []
 
     def start(self, stage: str, total_tokens: int) -> None:
         self.stages.append(stage)
 
     def advance(self, tokens: int) -> None:
+        self.reports += 1
         if self.left is not None:
             self.left -= 1
             if self.left < 0:
@@ -184,11 +187,14 @@ def test_what_the_user_named_wrong_ends_the_run(
     assert words in summary.reason
 
 
-@pytest.mark.parametrize("stop_at", [0, 3, 7])
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0], ids=["first", "middle", "last"])
 def test_an_interrupted_run_leaves_no_results(
-    folder: Path, database: Database, stop_at: int
+    folder: Path, database: Database, share: float
 ) -> None:
     """Catches half-written results, and Ctrl-C that is reported as a failure."""
+    whole = Quiet()
+    run_check(request_for(folder), database=None, progress=whole)
+    stop_at = round(share * (whole.reports - 1))
     with pytest.raises(KeyboardInterrupt):
         run_check(request_for(folder), database=database, progress=Quiet(stop_at))
     (summary,) = runs.list_runs(database)
@@ -239,6 +245,20 @@ def test_the_estimate_counts_tokens_and_bytes(folder: Path) -> None:
     assert expected.memory_bytes - (400 << 20) == 3 * weights
     assert expected.seconds is not None
     assert expected.free_bytes > 0
+
+
+def test_a_corrupt_candidate_spoils_no_other(folder: Path) -> None:
+    """Catches an estimate that reads all headers and ends the run for one broken candidate."""
+    shutil.copytree(folder / "tiny", folder / "corrupt")
+    weights = folder / "corrupt" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-500])
+    broken = {"name": "broken", "model": "corrupt"}
+    alone = estimate(request_for(folder))
+    assert estimate(
+        request_for(folder, {"name": "same", "model": "tiny"}, broken)
+    ).memory_bytes == (alone.memory_bytes)
+    with pytest.raises(ModelError, match="truncated or corrupt"):
+        estimate(request_for(folder, broken))
 
 
 class TestCompare:

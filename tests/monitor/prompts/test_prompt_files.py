@@ -180,3 +180,12 @@ def test_a_file_listed_twice(tmp_path: Path) -> None:
     """Catches prompts that count double and make an error look surer than it is."""
     with pytest.raises(PromptError, match=r"a\.txt is listed twice"):
         read_files(["a.txt", "b.txt", "a.txt"], tmp_path)
+
+
+def test_a_file_listed_under_two_names(tmp_path: Path) -> None:
+    """Catches prompts that count double through a link or another spelling."""
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.txt").symlink_to("a.txt")
+    for other in ("b.txt", "./a.txt", str(tmp_path / "a.txt")):
+        with pytest.raises(PromptError, match="is listed twice; its prompts would count double"):
+            read_files(["a.txt", other], tmp_path)

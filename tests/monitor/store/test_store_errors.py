@@ -151,7 +151,7 @@ def _set_revision(path: Path, revision: str | None) -> None:
         pytest.param(_behind, "no tables yet; run `quantwatch db upgrade`", id="not migrated"),
         pytest.param(_ahead, "schema of a newer quantwatch; update this program", id="ahead"),
         pytest.param(_text, "is not a database file", id="text file"),
-        pytest.param(_folder, "can't be opened", id="folder"),
+        pytest.param(_folder, "is a folder; name a file in it", id="folder"),
         pytest.param(_foreign, r"tables of another program \(customers", id="another program"),
         pytest.param(_corrupt, "is corrupt; restore it from a backup", id="corrupt"),
     ],
