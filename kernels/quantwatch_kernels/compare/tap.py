@@ -77,7 +77,8 @@ def _tap_aten(h_ref: Tensor, h_cand: Tensor, reference_norm: Tensor) -> TapStati
 def _tap_chunk(h_ref: Tensor, h_cand: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     candidate = h_cand.double()
     difference = torch.linalg.vector_norm(h_ref.double().sub_(candidate), dim=-1)
-    largest = torch.maximum(h_cand.amax(-1), -h_cand.amin(-1)).double()
+    # abs: the maximum of 0.0 and −0.0 may be −0.0, whose logarithm is no number.
+    largest = torch.maximum(h_cand.amax(-1), -h_cand.amin(-1)).abs().double()
     return difference, torch.linalg.vector_norm(candidate, dim=-1), largest
 
 

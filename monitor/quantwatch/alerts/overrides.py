@@ -6,17 +6,22 @@ from quantwatch.config.schema import CandidateConfig, CheckConfig
 
 __all__ = ["merge_rules", "rules_for"]
 
+_OF_TARGETS = {"delta_p", "nll_reference", "nll_candidate", "nll_difference"}
 _LENS = {"lens_kl", "topk_logit_deviation_k5", "topk_logit_deviation_k3"}
 
 
-def rules_for(check: CheckConfig, candidate: CandidateConfig) -> tuple[RuleConfig, ...]:
+def rules_for(
+    check: CheckConfig, candidate: CandidateConfig, *, has_targets: bool = True
+) -> tuple[RuleConfig, ...]:
     """Return the rules that judge a candidate: defaults, changed by the check, then by itself.
 
     Left out are rules that are switched off, and those on metrics that the check doesn't measure
-    (lens_positions = 0, isolated_fraction = 0). Raises ConfigError on rules that don't fit.
+    (lens_positions = 0, isolated_fraction = 0) or that its prompts have no next tokens for
+    (`has_targets`). Raises ConfigError on rules that don't fit.
     """
     merged = merge_rules(DEFAULT_RULES, check.rules, candidate.rules)
-    return tuple(rule for rule in merged if rule.enabled and _is_measured(rule, check))
+    measured = (rule for rule in merged if rule.enabled and _is_measured(rule, check))
+    return tuple(rule for rule in measured if has_targets or rule.source not in _OF_TARGETS)
 
 
 def _is_measured(rule: RuleConfig, check: CheckConfig) -> bool:

@@ -16,12 +16,10 @@ from torch import Tensor
 
 from quantwatch.capture.isolated import comparable
 from quantwatch.capture.layout import Layout, Positions
+from quantwatch.capture.outputs import chunk_rows
 from quantwatch.domain import Scope
 from quantwatch_kernels.compare.lens import LensStatistics, Readout, lens_statistics
 from quantwatch_kernels.compare.tap import feature_kl
-
-_CHUNK = 128
-"""Rows of logits at a time: half as many take a quarter longer per row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,8 @@ def read_layers(
     theirs, ours = comparable(theirs, ours)
     columns = {"feature_kl": feature_kl(theirs, ours)}
     if readout is not None:
-        found = lens_statistics(theirs, ours, readout, chunk=_CHUNK)
+        chunk = chunk_rows(readout, len(theirs))
+        found = lens_statistics(theirs, ours, readout, chunk=chunk)
         columns |= zip(("lens_kl", *LensStatistics._fields[1:]), found, strict=True)
     ends = np.cumsum([len(at) for _, at in requests])[:-1]
     parts = {

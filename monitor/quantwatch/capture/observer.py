@@ -14,7 +14,7 @@ from quantwatch.capture.batches import Batch
 from quantwatch.capture.calls import Call, hidden_output
 from quantwatch.capture.probe import Probe
 from quantwatch.domain import Scope, is_layer
-from quantwatch.errors import CaptureError
+from quantwatch.errors import CaptureError, ModelError, ResourceError
 from quantwatch.models.loaded import LoadedModel
 from quantwatch_kernels.compare.lens import Readout
 
@@ -23,8 +23,18 @@ _ROUNDINGS = 16
 
 
 def plain_logits(model: LoadedModel, batch: Batch) -> Tensor:
-    """Return the model's own logits [R, V] of a batch without padding."""
-    output: Any = model.module(batch.token_ids(model.device))
+    """Return the model's own logits [R, V] of a batch without padding.
+
+    Raises:
+        ModelError: the model can't do a forward pass on token ids [B, T].
+    """
+    try:
+        output: Any = model.module(batch.token_ids(model.device))
+    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+        if "memory" in str(error).lower():
+            raise ResourceError(f"{model.variant.name}: {error}") from error
+        words = f"{type(error).__name__}: {error}"
+        raise ModelError(f"{model.variant.name}: its forward failed: {words}") from error
     logits = getattr(output, "logits", output)
     return batch.select(hidden_output(logits, batch, f"{model.variant.name}: the model"))
 

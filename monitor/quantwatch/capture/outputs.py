@@ -3,6 +3,7 @@
 Full logits of a whole sequence never exist. S scored rows, V ids.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +16,9 @@ from quantwatch_kernels.compare.lens import Readout
 from quantwatch_kernels.compare.output import OutputStatistics, leaked_mass, output_statistics
 from quantwatch_kernels.compare.tap import TapStatistics, isolated_error, tap_statistics
 
-_CHUNK = 128
+_CHUNK_LOGITS = 256 * 49_152
+"""Logits of one model that are alive at a time: 50 MB."""
+_MIN_ROWS, _MAX_ROWS = 32, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +84,25 @@ def compare_outputs(
     sampled = [layout.scored(n, at) for n, at in enumerate(layout.positions)]
     chosen = torch.zeros(len(layout.rows), dtype=torch.bool)
     chosen[torch.cat(sampled)] = True
-    for first in range(0, len(layout.rows), _CHUNK):
-        part = slice(first, first + _CHUNK)
+    chunk = chunk_rows(reference.readout, len(layout.rows))
+    for first in range(0, len(layout.rows), chunk):
+        part = slice(first, first + chunk)
         rows, targets, sample = layout.rows[part], layout.targets[part], chosen[part]
         z_ref = reference.logits(rows)
         for name, head in candidates.items():
             pair = _Pair(reference, head, z_ref, head.logits(rows).to(z_ref.device))
             pair.add_to(parts[name], targets.to(z_ref.device), sample.to(z_ref.device), keep)
     return {name: _join(found) for name, found in parts.items()}
+
+
+def chunk_rows(readout: Readout, count: int) -> int:
+    """Return how many of `count` rows go through a head at a time, in chunks of about one size.
+
+    Few rows cost more each, since the head's weights are read once per chunk.
+    """
+    width = getattr(readout.head, "out_features", None) or _CHUNK_LOGITS // 128
+    limit = min(max(_CHUNK_LOGITS // width, _MIN_ROWS), _MAX_ROWS)
+    return math.ceil(count / max(1, math.ceil(count / limit)))
 
 
 def shared_width(reference: Head, width: int, other: int) -> int:

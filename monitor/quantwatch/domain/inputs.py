@@ -42,6 +42,11 @@ class Suite:
         """Total number of tokens."""
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 
+    @property
+    def num_targets(self) -> int:
+        """Number of scored positions that have a next token to predict."""
+        return sum(max(prompt.num_scored - 1, 0) for prompt in self.prompts)
+
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:

@@ -9,10 +9,19 @@ from quantwatch.alerts.verdicts import has_improved, run_verdict, verdict_of
 from quantwatch.baselines.comparable import mismatches
 from quantwatch.baselines.differences import changes, differences
 from quantwatch.config.schema import CandidateConfig
-from quantwatch.domain import Alert, CandidateResult, RunResult, RunStatus, Variant
+from quantwatch.domain import (
+    Alert,
+    CandidateResult,
+    Culprit,
+    NonFinite,
+    RunResult,
+    RunStatus,
+    Variant,
+    Verdict,
+)
 from quantwatch.metrics.culprit import find_culprit
 from quantwatch.metrics.registry import VERSION
-from quantwatch.pipeline.measure import Measured
+from quantwatch.pipeline.measure import REFERENCE, Measured
 from quantwatch.pipeline.request import RunRequest
 from quantwatch.telemetry import environment
 
@@ -89,7 +98,9 @@ def _judge_candidate(
     if name in models.failures:
         return CandidateResult(name, None, None, failure=models.failures[name]), ()
     result = _measured_candidate(name, measured)
-    rules = rules_for(request.check, config)
+    if (broken := measured.report.first_nonfinite.get(REFERENCE)) is not None:
+        return _undecided(result, broken), ()
+    rules = rules_for(request.check, config, has_targets=measured.suite.num_targets > 0)
     floor = bench.run.noise_floor
     before = None if bench.baseline is None else bench.baseline.find(name)
     alerts = evaluate(result, rules, noise_floor=floor, baseline=before)
@@ -118,6 +129,14 @@ def _measured_candidate(name: str, measured: Measured) -> CandidateResult:
     return CandidateResult(
         name, variant, None, measurements, culprit, nonfinite, bit_equal=bit_equal
     )
+
+
+def _undecided(result: CandidateResult, broken: NonFinite) -> CandidateResult:
+    """Whatever differs from NaN says nothing about the candidate."""
+    place = f"{broken.scope}, prompt {broken.prompt}, position {broken.position}"
+    words = f"The reference itself is not finite, first at {place}: nothing can be told from it."
+    culprit = Culprit(None, None, None, words)
+    return replace(result, verdict=Verdict.INCONCLUSIVE, culprit=culprit)
 
 
 def _with_notes(variant: Variant, notes: tuple[str, ...]) -> Variant:

@@ -139,3 +139,10 @@ def test_bad_input_is_named() -> None:
         tap_statistics(h, other[:, :5])
     with pytest.raises(ValueError, match="outputs and updates"):
         isolated_error(h, other, h[:3])
+
+
+def test_a_silent_row_has_a_positive_zero() -> None:
+    """Catches max |h| = −0.0, whose logarithm is NaN: two equal silent models then failed."""
+    zeros = torch.zeros(4, 64)
+    found = tap_statistics(zeros, -zeros)
+    assert not torch.signbit(found.max_abs).any()

@@ -228,6 +228,25 @@ def test_a_baseline_of_other_prompts_is_never_compared(folder: Path) -> None:
     assert any("suite" in problem for problem in run.baseline_mismatch)
 
 
+def test_a_reference_that_is_not_finite_blames_nobody(folder: Path) -> None:
+    """Catches a clean candidate called a regression because the reference is broken."""
+    broken = {"model": "tiny", "faults": [{"scope": "layers.1.mlp.up_proj", "nan_at": [0, 0]}]}
+    request = request_for(folder, {"name": "clean", "model": "tiny"}, reference=broken)
+    run = run_check(request, database=None, progress=Quiet())
+    assert (run.verdict, run.alerts) == (Verdict.INCONCLUSIVE, ())
+    culprit = run.candidates[0].culprit
+    assert culprit is not None
+    assert culprit.scope is None
+    assert "The reference itself is not finite, first at layers.1.mlp" in culprit.words
+
+
+def test_prompts_of_one_token_have_no_perplexity_to_judge(folder: Path) -> None:
+    """Catches 'not measurable' taken for 'missing': there is no next token, nothing was lost."""
+    (folder / "prompts.json").write_text('["w1", "w2"]')
+    run = run_check(request_for(folder), database=None, progress=Quiet())
+    assert run.verdict == Verdict.PASS
+
+
 def test_text_can_stay_out_of_the_database(folder: Path, database: Database) -> None:
     """Catches private prompts kept against the owner's wish."""
     request = request_for(folder, store_text=False)
