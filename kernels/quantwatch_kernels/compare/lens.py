@@ -6,14 +6,15 @@ n rows, H hidden width, V ids.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quantwatch_kernels.compare.exact import compare_exactly
 from quantwatch_kernels.compare.rows import check_pair, kl_rows
 from quantwatch_kernels.compare.topk import top_k
+from quantwatch_kernels.compare.workspace import workspace
 from quantwatch_kernels.registry import Op
 
 __all__ = ["LensStatistics", "Readout", "lens_kl", "lens_statistics"]
@@ -32,22 +33,45 @@ class Readout:
     width: int | None = None
     """Only the first `width` ids are kept: the shared vocabulary."""
 
-    def logits(self, h: Tensor) -> Tensor:
+    def logits(self, h: Tensor, *, into: str | None = None) -> Tensor:
         """Read hidden states [n, H] of any float dtype off as float32 logits [n, V]."""
-        return self.head_logits(self.norm(h.to(self._dtype(h))))
+        return self.head_logits(self.norm(h.to(self._dtype(h))), into=into)
 
-    def head_logits(self, normed: Tensor) -> Tensor:
-        """Read normed hidden states [n, H] off as float32 logits [n, V]."""
-        logits = self.head(normed.to(self._dtype(normed)))[..., : self.width].float()
+    def head_logits(self, normed: Tensor, *, into: str | None = None) -> Tensor:
+        """Read normed hidden states [n, H] off as float32 logits [n, V].
+
+        With `into`, the name of a workspace buffer, a plain head writes there: the logits are valid
+        until the name is used again. Touching fresh memory costs a tenth of the product.
+        """
+        logits = self._project(normed.to(self._dtype(normed)), into)[..., : self.width].float()
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits
 
+    def _project(self, normed: Tensor, into: str | None) -> Tensor:
+        if into is None or not _is_plain(self.head):
+            return self.head(normed)
+        weight = self.head.weight
+        out = workspace.take(into, len(normed), len(weight), normed.device)
+        return torch.mm(normed, weight.t(), out=out)
+
     def _dtype(self, h: Tensor) -> torch.dtype:
         weight = getattr(self.head, "weight", None)
         return weight.dtype if isinstance(weight, Tensor) else h.dtype
+
+
+def _is_plain(head: Callable[[Tensor], Tensor]) -> TypeGuard[nn.Linear]:
+    """Say whether a head is one float32 product on the CPU, which its module would do as well."""
+    return (
+        type(head) is nn.Linear
+        and head.bias is None
+        and "forward" not in vars(head)
+        and type(head.weight) is nn.Parameter
+        and head.weight.dtype == torch.float32
+        and head.weight.device.type == "cpu"
+    )
 
 
 class LensStatistics(NamedTuple):
@@ -91,7 +115,8 @@ def _aten(h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int) -> LensSt
     out = torch.zeros(3, len(h_ref), dtype=torch.float64, device=h_ref.device)
     equal = ((h_ref == h_cand) & torch.isfinite(h_ref)).all(-1)
     for rows in torch.split((~equal).nonzero().flatten(), chunk):
-        z_ref, z_cand = readout.logits(h_ref[rows]), readout.logits(h_cand[rows])
+        z_ref = readout.logits(h_ref[rows], into="reference logits")
+        z_cand = readout.logits(h_cand[rows], into="candidate logits")
         ids = top_k(z_ref, 5)
         kl = kl_rows(LENS.name, z_ref, z_cand)
         out[:, rows] = torch.stack([kl, *_deviations(z_ref, z_cand, ids)])

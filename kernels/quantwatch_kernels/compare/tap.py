@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quantwatch_kernels.compare.exact import compare_exactly
 from quantwatch_kernels.compare.rows import check_pair, chunks, kl_rows
+from quantwatch_kernels.compare.workspace import workspace
 from quantwatch_kernels.registry import Op
 
 __all__ = ["TapStatistics", "feature_kl", "isolated_error", "row_norm", "tap_statistics"]
@@ -36,7 +37,7 @@ ISOLATED: Op[[Tensor, Tensor, Tensor], Tensor] = Op("isolated_error")
 
 def row_norm(h: Tensor) -> Tensor:
     """Return ‖h‖ of each row of [n, H], float64 [n], without overflow."""
-    return torch.cat([torch.linalg.vector_norm(x.double(), dim=-1) for (x,) in chunks(h.detach())])
+    return torch.cat([_norm(workspace.double("candidate", x)) for (x,) in chunks(h.detach())])
 
 
 def tap_statistics(
@@ -75,11 +76,16 @@ def _tap_aten(h_ref: Tensor, h_cand: Tensor, reference_norm: Tensor) -> TapStati
 
 
 def _tap_chunk(h_ref: Tensor, h_cand: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    candidate = h_cand.double()
-    difference = torch.linalg.vector_norm(h_ref.double().sub_(candidate), dim=-1)
+    candidate = workspace.double("candidate", h_cand)
+    difference = _norm(workspace.double("difference", h_ref).sub_(candidate))
     # abs: the maximum of 0.0 and −0.0 may be −0.0, whose logarithm is no number.
     largest = torch.maximum(h_cand.amax(-1), -h_cand.amin(-1)).abs().double()
-    return difference, torch.linalg.vector_norm(candidate, dim=-1), largest
+    return difference, _norm(candidate), largest
+
+
+def _norm(rows: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(rows, dim=-1)
+    return norm
 
 
 @TAP.register("reference")
@@ -126,7 +132,7 @@ def isolated_error(f_ref: Tensor, f_cand: Tensor, update: Tensor) -> Tensor:
 
 @ISOLATED.register("aten")
 def _isolated_aten(f_ref: Tensor, f_cand: Tensor, update: Tensor) -> Tensor:
-    parts = [row_norm(a.double() - b) for a, b in chunks(f_ref, f_cand)]
+    parts = [_norm(workspace.double("difference", a).sub_(b)) for a, b in chunks(f_ref, f_cand)]
     return _ratio(torch.cat(parts), row_norm(update))
 
 

@@ -21,7 +21,7 @@ def rows_per_chunk(width: int) -> int:
 
 
 class Workspace(threading.local):
-    """Named float32 buffers of the calling thread. Contents are undefined until written."""
+    """Named buffers of the calling thread. Contents are undefined until written."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, torch.device], Tensor] = {}
@@ -40,6 +40,13 @@ class Workspace(threading.local):
         """Return a view of the buffer `name` with the shape and device of a matrix."""
         rows, width = x.shape
         return self.take(name, rows, width, x.device)
+
+    def double(self, name: str, x: Tensor) -> Tensor:
+        """Return a matrix as float64 in the buffer `name`."""
+        rows, width = x.shape
+        # Two float32 numbers make room for one float64; the storage is aligned for either.
+        buffer = self.take(name, rows, 2 * width, x.device).view(torch.float64)
+        return buffer.copy_(x)
 
     def clear(self) -> None:
         """Free the calling thread's buffers."""

@@ -4,7 +4,7 @@ Shapes: B sequences, T padded width, R measured rows (all real tokens of the mea
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
@@ -119,21 +119,17 @@ def plan_batches(prompts: Iterable[Prompt], isolated: frozenset[int], budget: in
     return [*batches, Batch(tuple(waiting))] if waiting else batches
 
 
-def regroup(
-    prompt: Prompt, others: Sequence[Prompt], max_positions: int | None, num_scored: int
-) -> Batch:
-    """Return a batch in which a prompt's beginning is padded beside a longer text.
+def regroup(prompt: Prompt, others: Sequence[Prompt], max_positions: int | None) -> Batch:
+    """Return a batch in which a prompt is padded beside a longer text, to compare it with alone.
 
-    To be compared with the prompt alone: what follows a position can't change it. The companion
-    repeats the prompt that follows in the suite (itself in a suite of one). At the context's end
-    it is shorter instead, so that at least the attention mask is there.
+    The companion repeats the prompt that follows in the suite (itself in a suite of one). At the
+    context's end it is shorter instead, so that at least the attention mask is there.
     """
-    ids = prompt.token_ids[: prompt.score_start + num_scored]
+    length = len(prompt.token_ids)
     following = [other for other in others if other.index > prompt.index] or list(others)
     source = following[0].token_ids
-    wanted = len(ids) + _EXTRA_WIDTH
+    wanted = length + _EXTRA_WIDTH
     if max_positions is not None and wanted > max_positions:
-        wanted = max(1, len(ids) - _EXTRA_WIDTH)
+        wanted = max(1, length - _EXTRA_WIDTH)
     repeated = source * (wanted // len(source) + 1)
-    beginning = replace(prompt, token_ids=ids)
-    return Batch((beginning,), (repeated[:wanted],), isolated=True)
+    return Batch((prompt,), (repeated[:wanted],), isolated=True)

@@ -36,13 +36,15 @@ class Reading:
         return all(bool((stats.rel_error == 0).all()) for stats in self.taps.values())
 
 
-def read_candidate(probe: Probe, batch: Batch, trace: Trace) -> Reading:
+def read_candidate(probe: Probe, batch: Batch, trace: Trace, *, exact: bool = True) -> Reading:
     """Run a candidate on a batch of the trace's prompts and compare every tap.
+
+    `exact` is explained in `Isolation`.
 
     Raises:
         CaptureError: a tap didn't fire once, or its hidden states have another shape.
     """
-    listener = _Comparison(probe, batch, trace)
+    listener = _Comparison(probe, batch, trace, exact)
     reading = listener.reading
     reading.head_input = batch.copy(probe.run(batch, listener))
     for scope in set(trace.passages) & set(probe.model.anatomy.linears):
@@ -59,9 +61,9 @@ def read_candidate(probe: Probe, batch: Batch, trace: Trace) -> Reading:
 class _Comparison:
     """Compares every tap with the trace as soon as it fires."""
 
-    def __init__(self, probe: Probe, batch: Batch, trace: Trace) -> None:
+    def __init__(self, probe: Probe, batch: Batch, trace: Trace, exact: bool) -> None:
         self.reading = Reading()
-        self.isolation = Isolation(probe, batch, trace.passages)
+        self.isolation = Isolation(probe, batch, trace.passages, exact=exact)
         self._probe = probe
         self._batch = batch
         self._trace = trace

@@ -31,11 +31,6 @@ class Layout:
     positions: tuple[Positions, ...]
     """Each prompt's sampled positions, of the lens and of the head."""
 
-    def scored_positions(self, number: int) -> Positions:
-        """Return all scored positions of the batch's prompt `number`."""
-        prompt = self.batch.prompts[number]
-        return np.arange(prompt.score_start, len(prompt.token_ids))
-
     def measured(self, number: int, positions: Positions) -> Tensor:
         """Return the measured rows of some positions of the batch's prompt `number`."""
         return torch.from_numpy(positions + self.batch.slices[number].start)

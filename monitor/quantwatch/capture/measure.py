@@ -43,7 +43,8 @@ class Measurer:
         readings: dict[str, Reading] = {}
         for name, probe in self.probes.items():
             with self.report.timed("candidates"):
-                readings[name] = read_candidate(probe, layout.batch, trace)
+                own_batch = layout.batch is trace.batch
+                readings[name] = read_candidate(probe, layout.batch, trace, exact=own_batch)
             self.report.shift("candidates", "isolated", readings[name].isolated_s)
             progress.advance(layout.batch.num_tokens)
         heads = {

@@ -74,16 +74,16 @@ def _numpy(columns: Sequence[Tensor]) -> Matrix:
 
 
 def _output_matrices(outputs: Outputs, layout: Layout, number: int) -> list[TokenMatrix]:
-    span, everywhere = layout.spans[number], layout.scored_positions(number)
+    span, prompt = layout.spans[number], layout.batch.prompts[number]
     statistics = outputs.statistics
     matrices = [
-        TokenMatrix(name, (MODEL,), _numpy([getattr(statistics, name)[span]]), everywhere)
+        TokenMatrix(name, (MODEL,), _numpy([getattr(statistics, name)[span]]))
         for name in _EVERYWHERE
     ]
     if outputs.leaked_mass is not None:
         leaked = _numpy([outputs.leaked_mass[span]])
-        matrices.append(TokenMatrix("leaked_mass", (MODEL,), leaked, everywhere))
-    before_last = layout.scored_positions(number)[:-1]
+        matrices.append(TokenMatrix("leaked_mass", (MODEL,), leaked))
+    before_last = np.arange(prompt.score_start, len(prompt.token_ids) - 1)
     if len(before_last):
         part = slice(span.start, span.stop - 1)
         matrices += [
@@ -120,10 +120,9 @@ def _scored(
     found: Mapping[str, tuple[tuple[Scope, ...], Matrix]], layout: Layout, number: int
 ) -> list[TokenMatrix]:
     where, prompt = layout.batch.slices[number], layout.batch.prompts[number]
-    everywhere = layout.scored_positions(number)
     part = slice(where.start + prompt.score_start, where.stop)
     return [
-        TokenMatrix(name, scopes, np.ascontiguousarray(values[:, part]), everywhere)
+        TokenMatrix(name, scopes, np.ascontiguousarray(values[:, part]))
         for name, (scopes, values) in found.items()
     ]
 

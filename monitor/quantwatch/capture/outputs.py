@@ -36,9 +36,9 @@ class Head:
         """Bundle a model's readout with what goes into it on one batch."""
         return cls(readout, inputs, model.dtype, model.num_tokens)
 
-    def logits(self, rows: Tensor) -> Tensor:
-        """Return float32 logits [rows, V]."""
-        return self.readout.head_logits(self.inputs[rows])
+    def logits(self, rows: Tensor, *, into: str) -> Tensor:
+        """Return float32 logits [rows, V], valid until the buffer `into` is used again."""
+        return self.readout.head_logits(self.inputs[rows], into=into)
 
 
 @dataclass(slots=True)
@@ -88,9 +88,10 @@ def compare_outputs(
     for first in range(0, len(layout.rows), chunk):
         part = slice(first, first + chunk)
         rows, targets, sample = layout.rows[part], layout.targets[part], chosen[part]
-        z_ref = reference.logits(rows)
+        z_ref = reference.logits(rows, into="reference logits")
         for name, head in candidates.items():
-            pair = _Pair(reference, head, z_ref, head.logits(rows).to(z_ref.device))
+            z_cand = head.logits(rows, into="candidate logits").to(z_ref.device)
+            pair = _Pair(reference, head, z_ref, z_cand)
             pair.add_to(parts[name], targets.to(z_ref.device), sample.to(z_ref.device), keep)
     return {name: _join(found) for name, found in parts.items()}
 
@@ -172,8 +173,8 @@ def isolate_head(
     Return the isolated errors float64 [rows] and the ids whose logit differs anywhere.
     """
     fed = replace(candidate, inputs=reference.inputs.to(candidate.inputs))
-    theirs = reference.logits(rows)[:, :width]
-    ours = fed.logits(rows)[:, :width].to(theirs.device)
+    theirs = reference.logits(rows, into="reference logits")[:, :width]
+    ours = fed.logits(rows, into="candidate logits")[:, :width].to(theirs.device)
     same = (theirs == ours) | (theirs.isnan() & ours.isnan())
     differing = (~same).any(0).nonzero().flatten().tolist()
     return isolated_error(theirs, ours, theirs), set(differing)

@@ -18,8 +18,8 @@ class CapturePlan:
     """Share of the scored tokens (whole prompts) on which isolated errors are measured; 0: off."""
     isolated_positions: int = 16
     """Positions per isolated prompt at which each linear is compared; modules are at all."""
-    floor_positions: int = 64
-    """Scored positions at the start of each isolated prompt on which the floor is measured."""
+    floor_fraction: float = 0.5
+    """Share of the isolated tokens (whole prompts, at least one) on which the floor is measured."""
     worst_positions: int = 1
     """Positions per prompt with the largest final KL that are read too and never averaged."""
     batch_tokens: int = 256

@@ -15,7 +15,7 @@ from quantwatch.capture.probe import Probe
 from quantwatch.capture.readout import readout_of
 from quantwatch.capture.report import CaptureReport
 from quantwatch.capture.sampling import isolated_prompts, stratified_positions
-from quantwatch.capture.trace import LiveTraceSource, Trace, TraceSource
+from quantwatch.capture.trace import LiveTraceSource, TraceSource
 from quantwatch.domain import Progress, Prompt, Sink, Suite
 from quantwatch.errors import CaptureError
 from quantwatch.models.loaded import LoadedModel
@@ -35,7 +35,7 @@ def capture_suite(  # noqa: PLR0913, PLR0917 — the one entrance
 ) -> CaptureReport:
     """Measure every candidate on every prompt; the noise floor goes to `floor` as "reference".
 
-    The floor is the reference against itself, each isolated prompt beside another text instead of
+    The floor is the reference against itself, some isolated prompts beside another text instead of
     alone; without isolated prompts there is none. Nothing is kept of a prompt once it was observed,
     and every hook is removed however this ends.
 
@@ -81,21 +81,22 @@ class _Night:
 
     def run(self, progress: Progress) -> None:
         """Measure batch by batch; `progress` advances after every model's pass."""
-        suite, report = self._suite, self._main.report
-        isolated = isolated_prompts(suite, self._plan.isolated_fraction)
-        batches = plan_batches(suite.prompts, isolated, self._plan.batch_tokens)
+        suite, plan, report = self._suite, self._plan, self._main.report
+        isolated = isolated_prompts(suite, plan.isolated_fraction)
+        floor = self._floor_prompts(isolated)
+        batches = plan_batches(suite.prompts, isolated, plan.batch_tokens)
         report.num_padding_tokens = sum(batch.num_padding for batch in batches)
-        passes = 1 + len(self._main.probes)
-        floor = sum(self._floor_tokens(batch) for batch in batches)
-        progress.start("measure", suite.num_tokens * passes + floor)
+        again = sum(len(p.token_ids) for p in suite.prompts if p.index in floor)
+        progress.start("measure", suite.num_tokens * (1 + len(self._main.probes)) + again)
         for batch in batches:
-            self._measure(batch, progress)
+            self._measure(batch, progress, with_floor=batch.prompts[0].index in floor)
 
-    def _floor_tokens(self, batch: Batch) -> int:
-        start = batch.prompts[0].score_start
-        return min(batch.num_tokens, start + self._plan.floor_positions) * batch.isolated
+    def _floor_prompts(self, isolated: frozenset[int]) -> frozenset[int]:
+        chosen = tuple(prompt for prompt in self._suite.prompts if prompt.index in isolated)
+        fraction = self._plan.floor_fraction if chosen else 0.0
+        return isolated_prompts(replace(self._suite, prompts=chosen), fraction)
 
-    def _measure(self, batch: Batch, progress: Progress) -> None:
+    def _measure(self, batch: Batch, progress: Progress, *, with_floor: bool) -> None:
         """Measure one batch. Its trace ends with this call, before the next one begins."""
         report, digest = self._main.report, self._suite.hash
         layout = lay_out(batch, digest, self._plan)
@@ -107,16 +108,10 @@ class _Night:
         for scope, reason in trace.unmeasured.items():
             report.missing.setdefault(scope, {})[REFERENCE] = reason
         self._main.measure(trace, layout, progress)
-        if batch.isolated:
+        if with_floor:
+            beside = regroup(batch.prompts[0], self._suite.prompts, self._max_positions)
             with report.timed("floor"):
-                self._measure_floor(trace, progress)
-
-    def _measure_floor(self, trace: Trace, progress: Progress) -> None:
-        (prompt,), plan = trace.batch.prompts, self._plan
-        others, count = self._suite.prompts, plan.floor_positions
-        beside = regroup(prompt, others, self._max_positions, count)
-        layout = lay_out(beside, self._suite.hash, plan)
-        self._noise.measure(trace.beginning(beside), layout, progress)
+                self._noise.measure(trace, lay_out(beside, digest, self._plan), progress)
 
 
 def _observe(

@@ -29,13 +29,6 @@ class Passage:
     rows: Tensor | None
     """Which measured rows these are, int64; None for all."""
 
-    def beginning(self, count: int) -> "Passage":
-        """Return the part that lies in the first `count` measured rows."""
-        rows = self.rows
-        keep = slice(count) if rows is None else rows < count
-        inputs = tuple(tensor[keep] for tensor in self.inputs)
-        return Passage(inputs, self.output[keep], None if rows is None else rows[keep])
-
 
 @dataclass(slots=True)
 class Trace:
@@ -51,19 +44,6 @@ class Trace:
     """What isolated errors need; empty unless the batch is isolated."""
     unmeasured: dict[Scope, str] = field(default_factory=dict)
     """Linears that have no passage, each with the reason."""
-
-    def beginning(self, batch: Batch) -> "Trace":
-        """Return the trace of the first rows only: those of a batch of this prompt's beginning."""
-        count = batch.num_tokens
-        passages = {scope: passage.beginning(count) for scope, passage in self.passages.items()}
-        return Trace(
-            batch,
-            {scope: rows[:count] for scope, rows in self.taps.items()},
-            {scope: norms[:count] for scope, norms in self.norms.items()},
-            self.head_input[:count],
-            {scope: passage for scope, passage in passages.items() if len(passage.output)},
-            self.unmeasured,
-        )
 
 
 class TraceSource(Protocol):

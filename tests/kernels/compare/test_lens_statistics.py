@@ -108,3 +108,22 @@ def test_bad_input_is_named() -> None:
         lens_kl(torch.zeros(1, HIDDEN), torch.zeros(2, HIDDEN), READOUTS["plain"])
     with pytest.raises(ValueError, match="chunk"):
         lens_statistics(*states(2, 0.1), READOUTS["plain"], chunk=0)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        nn.Linear(8, 33, bias=False),
+        nn.Linear(8, 33),
+        nn.Linear(8, 33, bias=False, dtype=torch.bfloat16),
+        nn.Sequential(nn.Linear(8, 33, bias=False)),
+    ],
+    ids=["plain", "bias", "bfloat16", "module"],
+)
+def test_reused_memory_changes_no_logit(head: nn.Module) -> None:
+    """Catches a shortcut around the head's module that rounds differently or forgets its bias."""
+    readout = Readout(nn.Identity(), head, width=30)
+    h = torch.randn(5, 8)
+    with torch.no_grad():
+        for rows in (h, h[:3]):
+            assert torch.equal(readout.logits(rows, into="test"), readout.logits(rows))

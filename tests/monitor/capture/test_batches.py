@@ -91,12 +91,12 @@ def test_copy_never_shares_memory() -> None:
 def test_other_composition(length: int, limit: int | None, width: int, companion: int) -> None:
     """Would catch a noise floor without padding, or beyond the model's last position."""
     prompts = _prompts([length, 7])
-    batch = regroup(prompts[0], prompts, limit, 100)
+    batch = regroup(prompts[0], prompts, limit)
     assert batch.width == width
     assert [len(ids) for ids in batch.companions] == [companion]
     assert batch.companions[0][:7] == prompts[1].token_ids[:companion]
     assert batch.num_tokens == length
-    assert regroup(prompts[0], prompts[:1], limit, 100).companions[0][0] == prompts[0].token_ids[0]
+    assert regroup(prompts[0], prompts[:1], limit).companions[0][0] == prompts[0].token_ids[0]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral", "opt", "own"])

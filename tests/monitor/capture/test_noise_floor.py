@@ -12,15 +12,17 @@ from quantwatch.metrics.registry import METRICS
 def test_floor_is_measured_like_a_candidate(kit: Any, architecture: str) -> None:
     """Would catch a floor without isolated errors, of other prompts, or as large as a real fault."""
     model = kit.build(architecture)
-    plan = CapturePlan(batch_tokens=64, isolated_fraction=0.5)
+    plan = CapturePlan(batch_tokens=64, isolated_fraction=0.7)
     captured = kit.capture(model, {"c": kit.perturb(model)}, kit.suite([30, 9, 21, 14]), plan)
     floor, sink = captured.floor, captured.sink
     assert {o.candidate for o in floor.observations} == {"reference"}
     isolated = {
         o.prompt for o in sink.observations if any(m.metric == "isolated_error" for m in o.matrices)
     }
-    assert {o.prompt for o in floor.observations} == isolated
-    for prompt in isolated:
+    measured = {o.prompt for o in floor.observations}
+    assert measured
+    assert measured < isolated
+    for prompt in measured:
         ours, theirs = sink.of("c", prompt), floor.of("reference", prompt)
         places = [
             {(m.metric, m.scopes, m.role) for m in o.matrices if m.role == "sample"}
@@ -40,28 +42,6 @@ def test_floor_of_one_prompt(kit: Any) -> None:
     model = kit.build("llama")
     captured = kit.capture(model, {"c": kit.perturb(model)}, kit.suite([30]))
     assert [o.prompt for o in captured.floor.observations] == [0]
-
-
-def test_floor_of_a_long_prompt_is_its_beginning(kit: Any) -> None:
-    """Would catch positions of the whole prompt beside values of a part, or linears left out."""
-    model = kit.build("llama")
-    suite = kit.suite([60], score_start=4)
-    plan = CapturePlan(floor_positions=20, isolated_positions=8)
-    captured = kit.capture(model, {"c": kit.perturb(model)}, suite, plan)
-    floor = captured.floor
-    for metric, scope in [("logit_kl", "model"), ("rel_error", "layers.1"), ("max_abs", "head")]:
-        values, positions = floor.row("reference", 0, metric, scope)
-        assert len(values) == len(positions)
-        assert set(positions.tolist()) <= set(range(4, 24))
-    assert floor.row("reference", 0, "rel_error", "layers.1")[1].tolist() == list(range(4, 24))
-    linear = "layers.1.mlp.down_proj"
-    _, everywhere = captured.sink.row("c", 0, "isolated_error", linear)
-    errors, beginning = floor.row("reference", 0, "isolated_error", linear)
-    assert beginning.tolist() == [position for position in everywhere if position < 24]
-    assert errors.max() < 1e-6
-    assert captured.steps.done == captured.steps.total == 60 * 2 + 24
-    whole = kit.capture(model, {"c": kit.perturb(model)}, suite, CapturePlan(floor_positions=99))
-    assert len(whole.floor.row("reference", 0, "rel_error", "layers.1")[0]) == 56
 
 
 def test_floor_at_the_end_of_the_context(kit: Any) -> None:

@@ -304,8 +304,11 @@ def test_coverage_is_proven(cases: Callable[[str], Case], architecture: str) -> 
     for scope, counts in report.firings.items():
         assert counts == report.num_forwards
         assert report.taps[scope] == dict.fromkeys(("reference", "c"), case.anatomy.taps[scope])
-    # observer check + one forward per prompt; the reference once more for its floor
-    assert report.num_forwards == {"reference": 7, "c": 4}
+    # observer check + one forward per prompt; the reference once more for each of its floor
+    floor = [case.suite.prompts[o.prompt] for o in case.captured.floor.observations]
+    assert floor
+    assert report.num_forwards == {"reference": 4 + len(floor), "c": 4}
     assert max(report.observer_effect.values()) == pytest.approx(0, abs=1e-5)
-    assert case.captured.steps.done == case.captured.steps.total == 3 * sum(LENGTHS)
+    tokens = 2 * sum(LENGTHS) + sum(len(prompt.token_ids) for prompt in floor)
+    assert case.captured.steps.done == case.captured.steps.total == tokens
     assert math.isfinite(sum(report.timings_s.values()))
