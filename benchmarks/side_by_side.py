@@ -83,7 +83,8 @@ def capture(models: tuple[LoadedModel, LoadedModel], suite: Suite, plan: Capture
     spool = CACHE / "spool"
     sink = Aggregator(suite, spool)
     with Aggregator(suite, spool) as floor:
-        capture_suite(models[0], {"int8": models[1]}, suite, plan, sink, floor, Quiet())
+        pair = {"reference": models[0], "int8": models[1]}
+        capture_suite(pair, suite, plan, sink, floor, Quiet())
     return sink
 
 

@@ -24,9 +24,8 @@ REFERENCE = "reference"
 _OBSERVED_TOKENS = 16
 
 
-def capture_suite(  # noqa: PLR0913, PLR0917 — the one entrance
-    reference: LoadedModel,
-    candidates: Mapping[str, LoadedModel],
+def capture_suite(
+    models: Mapping[str, LoadedModel],
     suite: Suite,
     plan: CapturePlan,
     sink: Sink,
@@ -34,6 +33,8 @@ def capture_suite(  # noqa: PLR0913, PLR0917 — the one entrance
     progress: Progress,
 ) -> CaptureReport:
     """Measure every candidate on every prompt; the noise floor goes to `floor` as "reference".
+
+    `models` holds the reference under that name, and the candidates under theirs.
 
     The floor is the reference against itself, some isolated prompts beside another text instead of
     alone; without isolated prompts there is none. Nothing is kept of a prompt once it was observed,
@@ -43,9 +44,6 @@ def capture_suite(  # noqa: PLR0913, PLR0917 — the one entrance
         CaptureError: a tap didn't fire exactly once, looking changed the logits, or modules of
             reference and candidate don't take the same hidden states.
     """
-    if REFERENCE in candidates:
-        raise CaptureError(f"no candidate can be named {REFERENCE!r}")
-    models = {REFERENCE: reference, **candidates}
     report = CaptureReport()
     _describe(models, report)
     with torch.no_grad(), ExitStack() as stack:
@@ -56,7 +54,7 @@ def capture_suite(  # noqa: PLR0913, PLR0917 — the one entrance
         quiet = replace(plan, worst_positions=0)  # shown only, and nobody looks at the floor's
         itself = {REFERENCE: probes[REFERENCE]}
         noise = Measurer(source, itself, quiet, floor, CaptureReport())
-        night = _Night(source, (main, noise), suite, plan, reference.max_positions)
+        night = _Night(source, (main, noise), suite, plan, models[REFERENCE].max_positions)
         night.run(progress)
         _prove(probes, report)
     return report

@@ -81,9 +81,8 @@ def measure_models(
         Aggregator(suite, spool) as sink,
         Aggregator(suite, spool) as floor,
     ):
-        report = capture_suite(
-            models.reference, models.candidates, suite, request.plan, sink, floor, progress
-        )
+        loaded = {REFERENCE: models.reference, **models.candidates}
+        report = capture_suite(loaded, suite, request.plan, sink, floor, progress)
         timings = dict(report.timings_s)
         yield Measured(suite, models, report, sink, floor.floor(REFERENCE), timings)
 

@@ -230,7 +230,7 @@ def capture(
     reference = reference if isinstance(reference, LoadedModel) else load(reference, "reference")
     sink, floor, steps = Memory(), Memory(), Steps()
     plan = plan or CapturePlan(batch_tokens=64)
-    report = capture_suite(reference, loaded, suite, plan, sink, floor, steps)
+    report = capture_suite({"reference": reference, **loaded}, suite, plan, sink, floor, steps)
     return Captured(report, sink, floor, steps)
 
 

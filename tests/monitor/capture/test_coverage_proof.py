@@ -134,8 +134,9 @@ def test_no_hook_outlives_the_capture(kit: Any, how: str) -> None:
     sink = _fail_in_sink(kit) if how == "sink" else kit.memory()
     steps = kit.steps(interrupt_after=25) if how == "interrupt" else kit.steps()
     reference, loaded = kit.load(model), {"c": kit.load(candidate)}
+    models = {"reference": reference, **loaded}
     with pytest.raises(OSError if how == "sink" else KeyboardInterrupt):
-        capture_suite(reference, loaded, suite, CapturePlan(), sink, kit.memory(), steps)
+        capture_suite(models, suite, CapturePlan(), sink, kit.memory(), steps)
     assert _num_hooks(model, candidate) == before
     with torch.no_grad():
         logits = model(torch.tensor([suite.prompts[0].token_ids])).logits
