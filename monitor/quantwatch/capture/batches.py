@@ -104,7 +104,8 @@ class Batch:
 def plan_batches(prompts: Iterable[Prompt], isolated: frozenset[int], budget: int) -> list[Batch]:
     """Sort by length and fill batches up to `budget` padded tokens; a longer prompt goes alone.
 
-    Prompts whose index is in `isolated` go alone too, so that nothing there is padded.
+    Prompts whose index is in `isolated` go alone too, so that nothing there is padded; what that
+    does to the numbers is the noise floor, and plans with other shares are never compared.
     """
     ordered = sorted(prompts, key=lambda prompt: (len(prompt.token_ids), prompt.index))
     batches, waiting = [], list[Prompt]()

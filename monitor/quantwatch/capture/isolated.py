@@ -78,7 +78,7 @@ class Isolation:
             return True
         passage, own = self._passages[scope], list(call.hidden(self._batch).values())
         pairs = zip(own, passage.inputs, strict=False)
-        return len(own) == len(passage.inputs) and all(
+        return 0 < len(own) == len(passage.inputs) and all(
             torch.equal(self._batch.select(ours, passage.rows), theirs.to(ours))
             for ours, theirs in pairs
         )

@@ -16,9 +16,9 @@ from quantwatch_kernels.compare.lens import Readout
 from quantwatch_kernels.compare.output import OutputStatistics, leaked_mass, output_statistics
 from quantwatch_kernels.compare.tap import TapStatistics, isolated_error, tap_statistics
 
-_CHUNK_LOGITS = 256 * 49_152
-"""Logits of one model that are alive at a time: 50 MB."""
-_MIN_ROWS, _MAX_ROWS = 32, 256
+_CHUNK_LOGITS = 15 << 20
+"""Logits of one model that are alive at a time: 63 MB."""
+_MIN_ROWS, _MAX_ROWS = 32, 512
 
 
 @dataclass(frozen=True, slots=True)

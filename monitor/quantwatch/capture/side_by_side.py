@@ -16,7 +16,7 @@ from quantwatch.capture.readout import readout_of
 from quantwatch.capture.report import CaptureReport
 from quantwatch.capture.sampling import isolated_prompts, stratified_positions
 from quantwatch.capture.trace import LiveTraceSource, TraceSource
-from quantwatch.domain import Progress, Prompt, Sink, Suite
+from quantwatch.domain import Progress, Prompt, Scope, Sink, Suite, is_layer, layer_index
 from quantwatch.errors import CaptureError
 from quantwatch.models.loaded import LoadedModel
 
@@ -121,7 +121,7 @@ def _observe(
 ) -> dict[str, Probe]:
     """Compare unhooked with hooked logits of every model and return the hooked models."""
     ids = prompt.token_ids[:_OBSERVED_TOKENS]
-    short = Batch((Prompt(prompt.index, prompt.category, prompt.source, ids, ()),))
+    short = Batch((replace(prompt, token_ids=ids),))
     with report.timed("observer"):
         plain = {name: plain_logits(model, short) for name, model in models.items()}
         probes = {n: stack.enter_context(Probe(n, model)) for n, model in models.items()}
@@ -149,12 +149,17 @@ def _describe(models: Mapping[str, LoadedModel], report: CaptureReport) -> None:
                 report.taps.setdefault(scope, {})[name] = anatomy.taps[scope]
             elif scope not in anatomy.linears:
                 report.missing.setdefault(scope, {}).setdefault(name, "no such module")
-        lost = [s for s in reference.taps if s not in anatomy.taps and "." not in s[7:]]
+        lost = [s for s in reference.taps if s not in anatomy.taps and _is_needed(s)]
         if lost or anatomy.num_layers != reference.num_layers:
             raise CaptureError(
                 f"{name} has {anatomy.num_layers} layers and lacks {lost}; the reference has "
                 f"{reference.num_layers} layers"
             )
+
+
+def _is_needed(scope: Scope) -> bool:
+    """Say whether a tap must be in both models: all but the attention and MLP of a layer."""
+    return is_layer(scope) or layer_index(scope) is None
 
 
 def _prove(probes: Mapping[str, Probe], report: CaptureReport) -> None:

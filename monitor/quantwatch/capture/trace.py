@@ -15,7 +15,7 @@ from quantwatch.capture.calls import Call, hidden_output
 from quantwatch.capture.outputs import Head
 from quantwatch.capture.probe import Probe
 from quantwatch.capture.readout import readout_of
-from quantwatch.domain import Scope
+from quantwatch.domain import EMBEDDING, HEAD, Scope
 from quantwatch_kernels.compare.tap import row_norm
 
 
@@ -43,7 +43,7 @@ class Trace:
     passages: dict[Scope, Passage] = field(default_factory=dict)
     """What isolated errors need; empty unless the batch is isolated."""
     unmeasured: dict[Scope, str] = field(default_factory=dict)
-    """Linears that have no passage, each with the reason."""
+    """Places that have no passage, each with the reason."""
 
 
 class TraceSource(Protocol):
@@ -72,7 +72,8 @@ class LiveTraceSource:
         recorder = _Recorder(self._probe, batch, linear_rows)
         trace = recorder.trace
         trace.head_input = batch.copy(self._probe.run(batch, recorder))
-        for scope in self._probe.model.anatomy.linears if batch.isolated else ():
+        anatomy = self._probe.model.anatomy
+        for scope in (*anatomy.taps, *anatomy.linears) if batch.isolated else ():
             reason = self._reason(scope, trace)
             if reason is not None:
                 trace.passages.pop(scope, None)
@@ -80,7 +81,9 @@ class LiveTraceSource:
         return trace
 
     def _reason(self, scope: Scope, trace: Trace) -> str | None:
-        """Say why a linear can't be measured in isolation."""
+        """Say why a place can't be measured in isolation."""
+        if scope == HEAD:  # measured apart, from the head's input
+            return None
         if scope in self._probe.model.anatomy.routed:
             return "sees only the tokens routed to it"
         count = self._probe.firings[scope]
@@ -115,8 +118,8 @@ class _Recorder:
             hidden = hidden_output(output, batch, what)
             kept = batch.copy(hidden)
             trace.taps[scope], trace.norms[scope] = kept, row_norm(kept)
-            self._latest = (hidden, hidden._version, kept)
-            if batch.isolated:
+            self._latest = None if hidden.is_inference() else (hidden, hidden._version, kept)
+            if batch.isolated and (inputs or scope == EMBEDDING):
                 trace.passages[scope] = Passage(inputs, kept, None)
         elif inputs:
             first = output[0] if isinstance(output, tuple) else output

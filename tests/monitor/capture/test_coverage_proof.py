@@ -81,24 +81,42 @@ def test_other_width_is_refused(kit: Any) -> None:
         kit.capture(model, {"c": kit.build("llama", hidden_size=16)}, kit.suite([9]))
 
 
+class _Paired(nn.Module):
+    """Takes its hidden states packed in a tuple."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, pair: tuple[torch.Tensor]) -> Any:
+        return self.inner(pair[0])
+
+
+def _pack(model: Any) -> Any:
+    block = model.blocks[0]
+    block.ffn = _Paired(block.ffn)
+    block.forward = lambda h: h + block.attn(h) + block.ffn((h,))
+    return model
+
+
 def test_module_that_takes_something_else_is_refused(kit: Any) -> None:
     """Would catch a module that is silently fed its own input in isolation."""
-
-    class Mlp(nn.Module):
-        def __init__(self, inner: nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, pair: tuple[torch.Tensor]) -> Any:
-            return self.inner(pair[0])
-
     model = kit.build("own")
-    candidate = copy.deepcopy(model)
-    block = candidate.blocks[0]
-    block.ffn = Mlp(block.ffn)
-    block.forward = lambda h: h + block.attn(h) + block.ffn((h,))
     with pytest.raises(CaptureError, match=r"c: layers\.0\.mlp takes hidden states of widths \[\]"):
-        kit.capture(model, {"c": candidate}, kit.suite([9]))
+        kit.capture(model, {"c": _pack(copy.deepcopy(model))}, kit.suite([9]))
+
+
+def test_module_whose_input_is_hidden_is_not_measured_in_isolation(kit: Any) -> None:
+    """Would catch an isolated error of a module that was not fed the reference's input."""
+    models = [_pack(kit.build("own")) for _ in range(2)]
+    with torch.no_grad():
+        models[1].blocks[0].attn.weight.mul_(1.1)
+    captured = kit.capture(models[0], {"c": models[1]}, kit.suite([9]))
+    isolated = captured.sink.largest("c", "isolated_error")
+    assert "layers.0.mlp" not in isolated
+    assert isolated["layers.0"] > 0
+    assert isolated["layers.1.mlp"] == 0
+    assert "one row per token" in captured.report.missing["layers.0.mlp"]["reference"]
 
 
 def test_in_place_residuals_do_not_rewrite_what_was_seen(kit: Any) -> None:
@@ -203,13 +221,6 @@ def test_head_that_sees_only_the_last_position_is_refused(kit: Any) -> None:
 
     with pytest.raises(CaptureError, match="the model returned"):
         kit.capture(Last().eval(), {"c": Last().eval()}, kit.suite([9]))
-
-
-def test_the_name_reference_is_taken(kit: Any) -> None:
-    """Would catch a candidate whose report entries overwrite the reference's."""
-    model = kit.build("llama")
-    with pytest.raises(CaptureError, match="'reference'"):
-        kit.capture(model, {"reference": model}, kit.suite([9]))
 
 
 def test_report_is_plain_json(kit: Any) -> None:
