@@ -72,7 +72,8 @@ class Isolation:
         """Say whether a module is given the reference's input, bit for bit if `exact`.
 
         When the reference is compared with itself, every input inside a layer is the reference's
-        but for rounding. To take those too is a third of the price, and the floor no lower.
+        but for rounding. To take those too is a third of the price; the floor then holds the
+        rounding of the inputs as well as the modules' own.
         """
         if not self._exact:
             return True
