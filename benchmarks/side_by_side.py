@@ -25,6 +25,7 @@ from quantwatch.capture.side_by_side import capture_suite
 from quantwatch.config.schema import SuiteConfig, VariantConfig
 from quantwatch.domain import Suite
 from quantwatch.metrics.aggregate import Aggregator
+from quantwatch.metrics.floor import NoiseFloor
 from quantwatch.models.loaded import LoadedModel
 from quantwatch.models.loading import load_variant
 from quantwatch.prompts.loading import load_suite, suite_from_token_ids
@@ -80,11 +81,9 @@ def bare(models: tuple[LoadedModel, LoadedModel], suite: Suite) -> None:
 
 
 def capture(models: tuple[LoadedModel, LoadedModel], suite: Suite, plan: CapturePlan) -> Aggregator:
-    spool = CACHE / "spool"
-    sink = Aggregator(suite, spool)
-    with Aggregator(suite, spool) as floor:
-        pair = {"reference": models[0], "int8": models[1]}
-        capture_suite(pair, suite, plan, sink, floor, Quiet())
+    sink = Aggregator(suite, CACHE / "spool")
+    pair = {"reference": models[0], "int8": models[1]}
+    capture_suite(pair, suite, plan, sink, NoiseFloor(), Quiet())
     return sink
 
 

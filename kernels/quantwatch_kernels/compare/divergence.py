@@ -16,12 +16,14 @@ KL feels r only in second order, TV and JS in first: a peaked row's JS would be 
 Two forms of the sums. The closed one is as above. E + d cancels when d is small, so chunks with
 |d| ≤ 1 everywhere use polynomials for E + d and for the summand of JS, and so do rows whose
 weighted drift is too small for the closed form. What float32 can't do (−inf, NaN, |d| > 60, a row
-that has both a tiny drift and a large |d|) comes out as NaN and is done again in float64 by the
-twin in `exact.py`, counted as a fallback.
+that has both a tiny drift and a large |d|, or a drift lost in the rounding of δz around a large
+common shift) comes out as NaN and is done again in float64 by the twin in `exact.py`, counted as a
+fallback.
 
 R rows, V ids. Sums run in float32 over float32 products; what they are divided by is float64.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -40,6 +42,9 @@ CLOSED_BOUND = 60.0
 _MIN_KL_PER_DRIFT = 3e-3
 """Rounding moves Σ p·(E + d) by at most 2⁻²³·Σ p·|d|: below this ratio 1e-4 is not guaranteed."""
 _JS_BOUND = 1.5  # |δ| ≤ 1 + KL, and KL ≤ 2²/8 by Hoeffding's lemma
+_ROUNDING = 2.0**-24
+_MAX_ERROR = 5e-5
+"""Half of what a single row is promised to: the rest is for the sums."""
 _BLOCK = 128
 
 
@@ -83,10 +88,10 @@ class Centred(NamedTuple):
         """Return a buffer of the same shape."""
         return workspace.take_like(name, self.p)
 
-    def select(self, mask_R: Tensor) -> "Centred":
-        """Return the rows of a mask, copied to other scratch memory."""
-        index = mask_R.nonzero().flatten()
-        p, d = (workspace.take(n, len(index), self.p.shape[1], self.p.device) for n in "pd")
+    def select(self, mask_R: Tensor, into: str) -> "Centred":
+        """Return the rows of a mask, copied to the scratch memory named `into`."""
+        index, (_, width), device = mask_R.nonzero().flatten(), self.p.shape, self.p.device
+        p, d = (workspace.take(f"{into} {n}", len(index), width, device) for n in "pd")
         torch.index_select(self.p, 0, index, out=p)
         torch.index_select(self.d, 0, index, out=d)
         return Centred(p, d, self.mass[index], self.shift[index], self.largest[index])
@@ -127,11 +132,29 @@ def _column(x_R: Tensor) -> Tensor:
     return x_R.float().unsqueeze(-1)
 
 
+def _without_lost(c: Centred, g_R: Tensor) -> Tensor:
+    """Make G NaN where rounding moves δz, by up to 2⁻²⁴·|m|, as far as matters beside d.
+
+    KL then moves by Σ p·|d| times that; TV by it times the mass beside the likeliest id, since what
+    all ids share is subtracted again.
+    """
+    unit = _ROUNDING * c.shift.abs()
+    suspects = unit * math.sqrt(2) > _MAX_ERROR * g_R.sqrt()  # drift² ≤ 2·G: all rows that may be
+    if not bool(suspects.any()):
+        return g_R
+    s, unit, g = c.select(suspects, "suspects"), unit[suspects], g_R[suspects]
+    spread = unit * (1 - s.p.amax(-1).double() / s.mass)
+    drift = s.take_mean(torch.abs(s.d, out=s.scratch("y")))
+    lost = (unit * drift > _MAX_ERROR * g) | (2 * spread > _MAX_ERROR * drift)
+    return g_R.masked_scatter(suspects, torch.where(lost, torch.nan, g))
+
+
 def _series(c: Centred) -> tuple[Tensor, Tensor]:
-    """Return G and, in scratch memory x, E + d."""
+    """Return G (NaN where it would not be exact) and, in scratch memory x, E + d."""
     square = torch.mul(c.d, c.d, out=c.scratch("y"))
     excess = horner(_KL_SERIES, c.d, c.scratch("x")).mul_(square)
-    return _exact_sum(torch.mul(c.p, excess, out=c.scratch("y"))) / c.mass, excess
+    g_R = _exact_sum(torch.mul(c.p, excess, out=c.scratch("y"))) / c.mass
+    return _without_lost(c, g_R), excess
 
 
 def _closed(c: Centred) -> tuple[Tensor, Tensor]:
@@ -141,7 +164,7 @@ def _closed(c: Centred) -> tuple[Tensor, Tensor]:
     if bool((g_R < 4 * _MIN_KL_PER_DRIFT**2).any()):  # larger ones pass: drift² ≤ 2.4·G
         drift = c.take_mean(torch.abs(c.d, out=c.scratch("y")))
         g_R = torch.where(g_R < _MIN_KL_PER_DRIFT * drift, torch.nan, g_R)
-    return g_R, e
+    return _without_lost(c, g_R), e
 
 
 class _Common(NamedTuple):
@@ -160,7 +183,10 @@ def _common(c: Centred, e: Tensor, g_R: Tensor) -> _Common:
     jeffreys = -shrink * _exact_sum(weighted.mul_(e)) / c.mass - rest * torch.expm1(-offset)
     gap = torch.sub(e, _column(torch.expm1(offset)), out=c.scratch("y")).abs_()
     reverse = jeffreys - kl_R  # never less than a 60th of the minuend while |d| ≤ 60
-    return _Common(kl_R, reverse, 0.5 * shrink * c.take_mean(gap), offset)
+    tv = 0.5 * shrink * c.take_mean(gap)
+    # Of a row that is sure of one id only r is left, to the rounding of that id's p·d.
+    lost = _MAX_ERROR * tv < _ROUNDING**2 * c.shift.abs()
+    return _Common(kl_R, reverse, tv.masked_fill(lost, torch.nan), offset)
 
 
 def _sums_series(c: Centred) -> Tensor:
@@ -191,7 +217,7 @@ def _by_form(
     out = closed(c).masked_fill(~(c.largest <= CLOSED_BOUND), torch.nan)
     again = small & out.isnan().any(0)
     if bool(again.any()):
-        out[:, again] = series(c.select(again))
+        out[:, again] = series(c.select(again, "again"))
     return out
 
 

@@ -37,17 +37,29 @@ class Exact(NamedTuple):
     log_ratio: Tensor
 
 
+def _excess(x: Tensor) -> Tensor:
+    """Return e^(−x) − 1 + x, by its series where the terms cancel."""
+    series = x * x * (1 / 2 - x * (1 / 6 - x * (1 / 24 - x * (1 / 120 - x / 720))))
+    return torch.where(x.abs() < 1e-2, series, torch.expm1(-x) + x)
+
+
 def _tame(log_p: Tensor, d: Tensor) -> tuple[Tensor, ...]:
-    """Sum by centred differences: every summand of KL and reverse KL is non-negative."""
+    """Sum by centred differences: every summand of every sum is non-negative."""
     p = log_p.exp()
-    kl = torch.log1p((p * (torch.expm1(-d) + d)).sum(-1))
+    kl = torch.log1p((p * _excess(d)).sum(-1))
     ratio = d + kl.unsqueeze(-1)
     growth = torch.expm1(-ratio)
-    q = p * (1 + growth)
-    reverse = -(p * growth + q * ratio).sum(-1)
-    log_p_over_middle = -torch.log1p(growth / 2)
-    js = 0.5 * (p * log_p_over_middle + q * (log_p_over_middle - ratio)).sum(-1)
-    return kl, reverse, js, 0.5 * (p * growth.abs()).sum(-1), ratio
+    q = p * torch.exp(-ratio)
+    js = 0.25 * ((p + q) * _js_summand(ratio, growth)).sum(-1)
+    return kl, (q * _excess(-ratio)).sum(-1), js, 0.5 * (p * growth.abs()).sum(-1), ratio
+
+
+def _js_summand(ratio: Tensor, growth: Tensor) -> Tensor:
+    """Return (1 + t)·ln(1 + t) + (1 − t)·ln(1 − t), t = (p − q)/(p + q) = tanh(ratio/2)."""
+    t = torch.tanh(ratio / 2)
+    p_over_middle = -torch.log1p(growth / 2)
+    far = (1 + t) * p_over_middle + (1 - t) * (p_over_middle - ratio)
+    return torch.where(ratio.abs() < 1, t * ratio + torch.log1p(-t * t), far)
 
 
 def _expectation(p: Tensor, x: Tensor) -> Tensor:
@@ -71,6 +83,8 @@ def compare_exactly(z_ref_nV: Tensor, z_cand_nV: Tensor) -> Exact:
     never = (z == -math.inf) & (z_cand == -math.inf)
     delta = torch.where(never, 0.0, z - z_cand)
     p = log_p.exp()
+    # By the likeliest id first: when it has all the mass, what it differs by is all there is.
+    delta = delta - delta.gather(-1, log_p.argmax(-1, keepdim=True))
     d = torch.where(never, 0.0, delta - (p * delta).sum(-1, keepdim=True))
     tame = (d.abs().amax(-1) <= _TAME) & torch.isfinite(log_p.amax(-1))
     defined = torch.isfinite(z.amax(-1)) & torch.isfinite(z_cand.amax(-1))

@@ -4,6 +4,7 @@ One pass over chunks of rows; see `divergence.py` for the formulas and `topk.py`
 n rows, V ids, K kept logits.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,9 @@ from quantwatch_kernels.numerics import spacing
 from quantwatch_kernels.registry import Op
 
 __all__ = ["OutputStatistics", "leaked_mass", "output_statistics"]
+
+
+_LARGEST_JS = math.log(2)
 
 
 class OutputStatistics(NamedTuple):
@@ -164,8 +168,10 @@ def _assemble(
     deviation = torch.where(reference == at_reference, 0.0, gap)  # −∞ in both is no deviation
     ranks = [agreement, overlap, deviation[:, :5].mean(-1), deviation[:, :3].mean(-1)]
     undefined = raw.sums[0].isnan()
+    kl, reverse, js, tv = raw.sums
     columns = [
-        *raw.sums,
+        *(kl, reverse),
+        *(js.clamp(max=_LARGEST_JS), tv.clamp(max=1.0)),  # rounding may exceed what can be
         *(column.masked_fill(undefined, torch.nan) for column in ranks),
         *(column.masked_fill(targets < 0, torch.nan) for column in _target_columns(raw)),
         ids[:, :keep],

@@ -14,7 +14,16 @@ from quantwatch_kernels.compare.rows import check_pair, chunks, kl_rows
 from quantwatch_kernels.compare.workspace import workspace
 from quantwatch_kernels.registry import Op
 
-__all__ = ["TapStatistics", "feature_kl", "isolated_error", "row_norm", "tap_statistics"]
+__all__ = [
+    "TapNorms",
+    "TapStatistics",
+    "feature_kl",
+    "isolated_error",
+    "row_norm",
+    "statistics_of",
+    "tap_norms",
+    "tap_statistics",
+]
 
 
 class TapStatistics(NamedTuple):
@@ -30,32 +39,40 @@ class TapStatistics(NamedTuple):
     """max |h'|."""
 
 
-TAP: Op[[Tensor, Tensor, Tensor], TapStatistics] = Op("tap_statistics")
+class TapNorms(NamedTuple):
+    """What one pass over two hidden states leaves, float64 [n]: enough for all statistics."""
+
+    reference: Tensor
+    """‖h‖, not finite exactly where h isn't."""
+    difference: Tensor
+    """‖h − h'‖."""
+    candidate: Tensor
+    """‖h'‖."""
+    largest: Tensor
+    """max h'."""
+    smallest: Tensor
+    """min h'."""
+
+
+TAP: Op[[Tensor, Tensor], TapStatistics] = Op("tap_statistics")
 FEATURE: Op[[Tensor, Tensor], Tensor] = Op("feature_kl")
 ISOLATED: Op[[Tensor, Tensor, Tensor], Tensor] = Op("isolated_error")
 
 
 def row_norm(h: Tensor) -> Tensor:
     """Return ‖h‖ of each row of [n, H], float64 [n], without overflow."""
-    return torch.cat([_norm(workspace.double("candidate", x)) for (x,) in chunks(h.detach())])
+    parts = [_norm(workspace.double("candidate", x)) for (x,) in chunks(h.detach())]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def tap_statistics(
-    h_ref: Tensor,
-    h_cand: Tensor,
-    *,
-    reference_norm: Tensor | None = None,
-) -> TapStatistics:
+def tap_statistics(h_ref: Tensor, h_cand: Tensor) -> TapStatistics:
     """Compare hidden states [n, H] of any float dtypes.
 
-    `reference_norm` is a cached `row_norm(h_ref)`. Raises ValueError for shapes that don't fit.
+    Raises ValueError for shapes that don't fit.
     """
     check_pair("hidden states", h_ref, h_cand)
-    norm = row_norm(h_ref) if reference_norm is None else reference_norm
-    if norm.shape != h_ref.shape[:1]:
-        raise ValueError(f"reference_norm must be [{len(h_ref)}]; it is {list(norm.shape)}.")
     with torch.no_grad():
-        return TAP.run(None, h_ref, h_cand, norm)
+        return TAP.run(None, h_ref, h_cand)
 
 
 def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -63,24 +80,41 @@ def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 
 @TAP.register("aten")
-def _tap_aten(h_ref: Tensor, h_cand: Tensor, reference_norm: Tensor) -> TapStatistics:
+def _tap_aten(h_ref: Tensor, h_cand: Tensor) -> TapStatistics:
+    return statistics_of(tap_norms(h_ref, h_cand))
+
+
+def tap_norms(h_ref: Tensor, h_cand: Tensor) -> TapNorms:
+    """Return the norms of `tap_statistics` alone, for hidden states [n, H] that fit each other.
+
+    Who compares a hundred taps finishes them together with `statistics_of`: a dozen operations on n
+    numbers cost as much as the pass over n·H.
+    """
     parts = [_tap_chunk(a, b) for a, b in chunks(h_ref, h_cand)]
-    difference, norm_cand, largest = (torch.cat(column) for column in zip(*parts, strict=True))
-    rel_error = _ratio(difference, reference_norm)
-    both = reference_norm * norm_cand
+    columns = zip(*parts, strict=True)
+    return TapNorms(*(column[0] if len(column) == 1 else torch.cat(column) for column in columns))
+
+
+def statistics_of(norms: TapNorms) -> TapStatistics:
+    """Return the statistics of norms of any one shape, element by element, in that shape."""
+    norm, difference, norm_cand, largest, smallest = norms
+    rel_error = _ratio(difference, norm)
+    both = norm * norm_cand
     # By the chord, so that nearly equal rows keep all digits of 1 − cosine.
-    chord = difference.square() - (reference_norm - norm_cand).square()
+    chord = difference.square() - (norm - norm_cand).square()
     cosine = torch.where(both == 0, 0.0, 1 - chord / (2 * both))
     cosine = torch.where(difference == 0, 1.0, cosine)
-    return TapStatistics(rel_error, -20 * torch.log10(rel_error), cosine, largest)
-
-
-def _tap_chunk(h_ref: Tensor, h_cand: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    candidate = workspace.double("candidate", h_cand)
-    difference = _norm(workspace.double("difference", h_ref).sub_(candidate))
     # abs: the maximum of 0.0 and −0.0 may be −0.0, whose logarithm is no number.
-    largest = torch.maximum(h_cand.amax(-1), -h_cand.amin(-1)).abs().double()
-    return difference, _norm(candidate), largest
+    max_abs = torch.maximum(largest, -smallest).abs().double()
+    return TapStatistics(rel_error, -20 * torch.log10(rel_error), cosine, max_abs)
+
+
+def _tap_chunk(h_ref: Tensor, h_cand: Tensor) -> tuple[Tensor, ...]:
+    candidate, reference = (
+        workspace.double(name, h) for name, h in (("candidate", h_cand), ("difference", h_ref))
+    )
+    norms = _norm(reference), _norm(reference.sub_(candidate)), _norm(candidate)
+    return *norms, h_cand.amax(-1), h_cand.amin(-1)
 
 
 def _norm(rows: Tensor) -> Tensor:
@@ -89,7 +123,7 @@ def _norm(rows: Tensor) -> Tensor:
 
 
 @TAP.register("reference")
-def _tap_reference(h_ref: Tensor, h_cand: Tensor, reference_norm: Tensor) -> TapStatistics:  # noqa: ARG001
+def _tap_reference(h_ref: Tensor, h_cand: Tensor) -> TapStatistics:
     a, b = h_ref.double(), h_cand.double()
     norm, norm_cand, difference = (x.square().sum(-1).sqrt() for x in (a, b, a - b))
     rel_error = _ratio(difference, norm)

@@ -1,5 +1,6 @@
 """One candidate's pass over a batch, compared with the reference's trace as it goes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,17 +14,23 @@ from quantwatch.capture.probe import Probe
 from quantwatch.capture.trace import Trace
 from quantwatch.domain import Scope, is_layer
 from quantwatch.errors import CaptureError
-from quantwatch_kernels.compare.tap import TapStatistics, tap_statistics
+from quantwatch_kernels.compare.tap import TapNorms, TapStatistics, statistics_of, tap_norms
 
 
 @dataclass(slots=True)
 class Reading:
-    """What a candidate's pass left behind. Values are float64 [R], R the batch's measured rows."""
+    """What a candidate's pass left behind. Float64; S taps, R the batch's measured rows."""
 
-    taps: dict[Scope, TapStatistics] = field(default_factory=dict)
-    """In the order in which the taps fired."""
-    headroom_bits: dict[Scope, Tensor] = field(default_factory=dict)
+    scopes: tuple[Scope, ...] = ()
+    """The taps in the order in which they fired."""
+    taps: TapStatistics = field(default_factory=lambda: TapStatistics(*[torch.empty(0, 0)] * 4))
+    """Columns [S, R]."""
+    reference_norms: Tensor = field(default_factory=lambda: torch.empty(0, 0))
+    """The reference's norms [S, R], not finite exactly where it isn't."""
+    headroom_bits: Tensor = field(default_factory=lambda: torch.empty(0, 0))
+    """[S, R]."""
     isolated: dict[Scope, Tensor] = field(default_factory=dict)
+    """[R], or only the passage's rows."""
     layers: dict[Scope, Tensor] = field(default_factory=dict)
     """The layers' outputs [R, H], kept until they are read off."""
     isolated_s: float = 0.0
@@ -33,7 +40,7 @@ class Reading:
     @property
     def is_equal(self) -> bool:
         """Whether every tap is equal to the reference's, bit for bit."""
-        return all(bool((stats.rel_error == 0).all()) for stats in self.taps.values())
+        return bool((self.taps.rel_error == 0).all())
 
 
 def read_candidate(probe: Probe, batch: Batch, trace: Trace, *, exact: bool = True) -> Reading:
@@ -45,8 +52,9 @@ def read_candidate(probe: Probe, batch: Batch, trace: Trace, *, exact: bool = Tr
         CaptureError: a tap didn't fire once, or its hidden states have another shape.
     """
     listener = _Comparison(probe, batch, trace, exact)
-    reading = listener.reading
-    reading.head_input = batch.copy(probe.run(batch, listener))
+    head_input = batch.copy(probe.run(batch, listener))
+    reading = listener.finish()
+    reading.head_input = head_input
     for scope in set(trace.passages) & set(probe.model.anatomy.linears):
         if probe.firings[scope] != 1:
             raise CaptureError(
@@ -62,11 +70,13 @@ class _Comparison:
     """Compares every tap with the trace as soon as it fires."""
 
     def __init__(self, probe: Probe, batch: Batch, trace: Trace, exact: bool) -> None:
-        self.reading = Reading()
         self.isolation = Isolation(probe, batch, trace.passages, exact=exact)
         self._probe = probe
         self._batch = batch
         self._trace = trace
+        self._norms: dict[Scope, TapNorms] = {}
+        self._limits: list[float] = []
+        self._layers: dict[Scope, Tensor] = {}
 
     def before(self, scope: Scope, call: Call) -> None:
         """Nothing is needed before a module runs."""
@@ -77,6 +87,15 @@ class _Comparison:
             self._compare(scope, hidden_output(output, self._batch, f"{self._probe.name}: {scope}"))
         self.isolation.after(scope, module, call, output)
 
+    def finish(self) -> Reading:
+        """Return the statistics of all taps, computed together."""
+        scopes = tuple(self._norms)
+        norms = TapNorms(*(_stack(column) for column in zip(*self._norms.values(), strict=True)))
+        stats = statistics_of(norms)
+        limits = torch.tensor(self._limits, dtype=torch.float64, device=stats.max_abs.device)
+        bits = headroom_bits(stats.max_abs, limits[:, None])
+        return Reading(scopes, stats, norms.reference, bits, layers=self._layers)
+
     def _compare(self, scope: Scope, output: Tensor) -> None:
         hidden, reference = self._batch.select(output), self._trace.taps[scope]
         if hidden.shape != reference.shape:
@@ -84,15 +103,17 @@ class _Comparison:
                 f"{self._probe.name}: {scope} is {hidden.shape[-1]} wide, "
                 f"the reference's is {reference.shape[-1]}"
             )
-        theirs, ours = comparable(reference, hidden)
-        reading, norm = self.reading, self._trace.norms[scope]
-        stats = tap_statistics(theirs, ours, reference_norm=norm)
-        reading.taps[scope] = stats
-        reading.headroom_bits[scope] = headroom_bits(stats.max_abs, output.dtype)
+        self._norms[scope] = tap_norms(*comparable(reference, hidden))
+        self._limits.append(torch.finfo(output.dtype).max)
         if is_layer(scope):
-            reading.layers[scope] = self._batch.copy(output)
+            self._layers[scope] = self._batch.copy(output)
 
 
-def headroom_bits(max_abs: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return log2 of the dtype's largest finite value over the magnitude: +∞ at 0, −∞ at ∞."""
-    return torch.log2(torch.finfo(dtype).max / max_abs.double())
+def headroom_bits(max_abs: Tensor, limit: Tensor | float) -> Tensor:
+    """Return log2 of a dtype's largest finite value over the magnitude: +∞ at 0, −∞ at ∞."""
+    return torch.log2(limit / max_abs.double())
+
+
+def _stack(columns: Sequence[Tensor]) -> Tensor:
+    """Stack what may lie on the devices of several layers on the first one's."""
+    return torch.stack([column.to(columns[0].device) for column in columns])

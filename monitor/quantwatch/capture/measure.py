@@ -74,10 +74,10 @@ class Measurer:
         if layout.batch.isolated:
             with report.timed("isolated"):
                 self._isolate_head(measured, layout, heads)
-        measured.births = candidate_births(measured.reading, trace, outputs, layout)
+        measured.births = candidate_births(measured.reading, outputs, layout)
         for birth in measured.births:
             report.note_nonfinite(measured.name, birth)
-        for birth in reference_births(trace, outputs, layout):
+        for birth in reference_births(measured.reading, outputs, layout):
             report.note_nonfinite("reference", birth)
         report.bit_equal[measured.name] &= outputs.is_equal
 

@@ -95,13 +95,8 @@ def _output_matrices(outputs: Outputs, layout: Layout, number: int) -> list[Toke
 
 def _tap_matrices(reading: Reading) -> dict[str, tuple[tuple[Scope, ...], Matrix]]:
     """Return metric → scopes and values [S, R] of all taps."""
-    scopes = tuple(reading.taps)
-    columns = {
-        name: [getattr(reading.taps[scope], name) for scope in scopes]
-        for name in TapStatistics._fields
-    }
-    columns["headroom_bits"] = [reading.headroom_bits[scope] for scope in scopes]
-    return {name: (scopes, _numpy(column)) for name, column in columns.items()}
+    columns = {**reading.taps._asdict(), "headroom_bits": reading.headroom_bits}
+    return {name: (reading.scopes, column.cpu().numpy()) for name, column in columns.items()}
 
 
 def _isolated_matrices(
@@ -151,7 +146,7 @@ def _head_matrices(measured: Measured, layout: Layout, number: int) -> list[Toke
     part, at = slice(first, first + counts[number]), layout.positions[number]
     stats = measured.outputs.head
     columns = {name: getattr(stats, name)[part] for name in TapStatistics._fields}
-    columns["headroom_bits"] = headroom_bits(columns["max_abs"], measured.dtype)
+    columns["headroom_bits"] = headroom_bits(columns["max_abs"], torch.finfo(measured.dtype).max)
     return [TokenMatrix(name, (HEAD,), _numpy([column]), at) for name, column in columns.items()]
 
 

@@ -20,6 +20,8 @@ class CapturePlan:
     """Positions per isolated prompt at which each linear is compared; modules are at all."""
     floor_fraction: float = 0.5
     """Share of the isolated tokens (whole prompts, at least one) on which the floor is measured."""
+    floor_tokens: int = 128
+    """Tokens of each such prompt, from its start: nothing later can change what came before."""
     worst_positions: int = 1
     """Positions per prompt with the largest final KL that are read too and never averaged."""
     batch_tokens: int = 256

@@ -6,6 +6,7 @@ are computed afterwards in chunks of rows, from that input.
 
 import inspect
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -53,14 +54,7 @@ class Probe:
         self._takes_anything = configured and inspect.Parameter.VAR_KEYWORD in kinds
 
     def __enter__(self) -> Self:
-        places = {**self.model.anatomy.linears, **self.model.anatomy.taps}
-        for scope, path in places.items():
-            module = self.model.module.get_submodule(path)
-            before, after = partial(self._before, scope), partial(self._after, scope)
-            self._handles += [
-                module.register_forward_pre_hook(before, with_kwargs=True),
-                module.register_forward_hook(after, with_kwargs=True),
-            ]
+        self._handles = self._hook(self.model.anatomy.taps)
         return self
 
     def __exit__(
@@ -69,22 +63,37 @@ class Probe:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        while self._handles:
-            self._handles.pop().remove()
+        _remove(self._handles)
+
+    def _hook(self, places: Mapping[Scope, str]) -> list[RemovableHandle]:
+        handles: list[RemovableHandle] = []
+        for scope, path in places.items():
+            module = self.model.module.get_submodule(path)
+            before, after = partial(self._before, scope), partial(self._after, scope)
+            handles += [
+                module.register_forward_pre_hook(before, with_kwargs=True),
+                module.register_forward_hook(after, with_kwargs=True),
+            ]
+        return handles
 
     def run(self, batch: Batch, listener: Listener) -> Tensor:
         """Run a batch up to the head and return the head's input [R, H] at the measured rows.
+
+        Linears are listened to only while a batch is isolated, taps always.
 
         Raises:
             CaptureError: a tap did not fire exactly once.
         """
         self._listener, self.firings, self._head_call = listener, Counter(), None
+        # Every hook slows its module down; those on linears are worth a percent of a run.
+        linears = self._hook(_only_linears(self.model)) if batch.isolated else []
         try:
             self.model.module(batch.token_ids(self.model.device), **self._options(batch))
         except _HeadReachedError:
             pass
         finally:
             self._listener = None
+            _remove(linears)
         self._check_coverage()
         self.all_firings.update(self.firings)
         self.num_forwards += 1
@@ -157,3 +166,14 @@ class Probe:
                     f"{self.name}: tap {scope} ({path}) fired {count} times in one forward "
                     f"instead of once: {why}"
                 )
+
+
+def _only_linears(model: LoadedModel) -> dict[Scope, str]:
+    """Return the linears that aren't taps as well."""
+    taps = model.anatomy.taps
+    return {scope: path for scope, path in model.anatomy.linears.items() if scope not in taps}
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    while handles:
+        handles.pop().remove()

@@ -15,13 +15,13 @@ from quantwatch.capture.probe import Probe
 from quantwatch.capture.readout import readout_of
 from quantwatch.capture.report import CaptureReport
 from quantwatch.capture.sampling import isolated_prompts, stratified_positions
-from quantwatch.capture.trace import LiveTraceSource, TraceSource
+from quantwatch.capture.trace import LiveTraceSource, Trace, TraceSource
 from quantwatch.domain import Progress, Prompt, Scope, Sink, Suite, is_layer, layer_index
 from quantwatch.errors import CaptureError
 from quantwatch.models.loaded import LoadedModel
 
 REFERENCE = "reference"
-_OBSERVED_TOKENS = 16
+_OBSERVED_TOKENS = 4
 
 
 def capture_suite(
@@ -36,9 +36,9 @@ def capture_suite(
 
     `models` holds the reference under that name, and the candidates under theirs.
 
-    The floor is the reference against itself, some isolated prompts beside another text instead of
-    alone; without isolated prompts there is none. Nothing is kept of a prompt once it was observed,
-    and every hook is removed however this ends.
+    The floor is the reference against itself, the start of some isolated prompts beside another
+    text instead of alone; without isolated prompts there is none. Nothing is kept of a prompt once
+    it was observed, and every hook is removed however this ends.
 
     Raises:
         CaptureError: a tap didn't fire exactly once, looking changed the logits, or modules of
@@ -84,7 +84,7 @@ class _Night:
         floor = self._floor_prompts(isolated)
         batches = plan_batches(suite.prompts, isolated, plan.batch_tokens)
         report.num_padding_tokens = sum(batch.num_padding for batch in batches)
-        again = sum(len(p.token_ids) for p in suite.prompts if p.index in floor)
+        again = sum(self._floor_length(p) for p in suite.prompts if p.index in floor)
         progress.start("measure", suite.num_tokens * (1 + len(self._main.probes)) + again)
         for batch in batches:
             self._measure(batch, progress, with_floor=batch.prompts[0].index in floor)
@@ -93,6 +93,9 @@ class _Night:
         chosen = tuple(prompt for prompt in self._suite.prompts if prompt.index in isolated)
         fraction = self._plan.floor_fraction if chosen else 0.0
         return isolated_prompts(replace(self._suite, prompts=chosen), fraction)
+
+    def _floor_length(self, prompt: Prompt) -> int:
+        return min(prompt.score_start + self._plan.floor_tokens, len(prompt.token_ids))
 
     def _measure(self, batch: Batch, progress: Progress, *, with_floor: bool) -> None:
         """Measure one batch. Its trace ends with this call, before the next one begins."""
@@ -107,9 +110,13 @@ class _Night:
             report.missing.setdefault(scope, {})[REFERENCE] = reason
         self._main.measure(trace, layout, progress)
         if with_floor:
-            beside = regroup(batch.prompts[0], self._suite.prompts, self._max_positions)
             with report.timed("floor"):
-                self._noise.measure(trace, lay_out(beside, digest, self._plan), progress)
+                self._measure_floor(trace, progress)
+
+    def _measure_floor(self, trace: Trace, progress: Progress) -> None:
+        start = trace.first(self._floor_length(trace.batch.prompts[0]))
+        beside = regroup(start.batch.prompts[0], self._suite.prompts, self._max_positions)
+        self._noise.measure(start, lay_out(beside, self._suite.hash, self._plan), progress)
 
 
 def _observe(

@@ -4,7 +4,7 @@ A trace is the seam between the reference and everything that is compared with i
 stored or streamed reference only has to give the same record.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +16,6 @@ from quantwatch.capture.outputs import Head
 from quantwatch.capture.probe import Probe
 from quantwatch.capture.readout import readout_of
 from quantwatch.domain import EMBEDDING, HEAD, Scope
-from quantwatch_kernels.compare.tap import row_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +28,12 @@ class Passage:
     rows: Tensor | None
     """Which measured rows these are, int64; None for all."""
 
+    def first(self, count: int) -> "Passage":
+        """Return the part at the first `count` measured rows."""
+        kept = count if self.rows is None else int((self.rows < count).sum())
+        inputs = tuple(tensor[:kept] for tensor in self.inputs)
+        return Passage(inputs, self.output[:kept], None if self.rows is None else self.rows[:kept])
+
 
 @dataclass(slots=True)
 class Trace:
@@ -37,13 +42,27 @@ class Trace:
     batch: Batch
     taps: dict[Scope, Tensor] = field(default_factory=dict)
     """Rows [R, ·] in the reference's dtype, in the order in which the taps fired."""
-    norms: dict[Scope, Tensor] = field(default_factory=dict)
-    """Euclidean norm of every row; not finite exactly where the reference isn't."""
     head_input: Tensor = field(default_factory=lambda: torch.empty(0))
     passages: dict[Scope, Passage] = field(default_factory=dict)
     """What isolated errors need; empty unless the batch is isolated."""
     unmeasured: dict[Scope, str] = field(default_factory=dict)
     """Places that have no passage, each with the reason."""
+
+    def first(self, count: int) -> "Trace":
+        """Return the trace of the only prompt's first `count` tokens, as views.
+
+        It is what a pass over those tokens alone would leave but for rounding: attention looks
+        backwards only.
+        """
+        (prompt,) = self.batch.prompts
+        batch = replace(self.batch, prompts=(replace(prompt, token_ids=prompt.token_ids[:count]),))
+        return Trace(
+            batch,
+            {scope: rows[:count] for scope, rows in self.taps.items()},
+            self.head_input[:count],
+            {scope: passage.first(count) for scope, passage in self.passages.items()},
+            self.unmeasured,
+        )
 
 
 class TraceSource(Protocol):
@@ -117,7 +136,7 @@ class _Recorder:
             what = f"{self._probe.name}: {scope}"
             hidden = hidden_output(output, batch, what)
             kept = batch.copy(hidden)
-            trace.taps[scope], trace.norms[scope] = kept, row_norm(kept)
+            trace.taps[scope] = kept
             self._latest = None if hidden.is_inference() else (hidden, hidden._version, kept)
             if batch.isolated and (inputs or scope == EMBEDDING):
                 trace.passages[scope] = Passage(inputs, kept, None)

@@ -32,8 +32,6 @@ from quantwatch.metrics.statistics import PromptValues, partials, summarize
 _GROUP_BYTES = 32 << 20
 """Scopes are read in groups of about this many bytes."""
 _DOUBLE = {"cosine"}
-_OF_ONE_MODEL = {"nll_candidate"}
-"""Not a difference, so the reference against itself says nothing about its noise."""
 
 Positions = NDArray[np.int64]
 Kept = dict[int, tuple[Slot, Positions | None]]
@@ -82,19 +80,6 @@ class Aggregator:
                 for series in groups.values():
                     rows.extend(self._summaries(metric, series))
         return tuple(rows)
-
-    def floor(self, candidate: str) -> dict[tuple[str, str], float]:
-        """Return the noise floor: per (metric, scope) the largest departure from the best value."""
-        floors: dict[tuple[str, str], float] = {}
-        for row in self.measurements(candidate):
-            spec = METRICS[row.metric]
-            extremes = [value for value in (row.min, row.max) if value is not None]
-            compares = spec.direction != "neutral" and row.metric not in _OF_ONE_MODEL
-            if compares and np.isfinite(spec.best_value) and extremes:
-                floors[row.metric, row.scope] = max(
-                    abs(value - spec.best_value) for value in extremes
-                )
-        return floors
 
     def blocks(self, candidate: str) -> Iterator[Block]:
         """Yield the blocks of a candidate one by one, so that memory stays flat."""

@@ -14,6 +14,7 @@ from quantwatch.config.schema import VariantConfig
 from quantwatch.domain import Block, Progress, Suite
 from quantwatch.errors import UserError
 from quantwatch.metrics.aggregate import Aggregator
+from quantwatch.metrics.floor import NoiseFloor
 from quantwatch.models.compatibility import check_compatible
 from quantwatch.models.loaded import LoadedModel
 from quantwatch.models.loading import load_variant
@@ -75,16 +76,12 @@ def measure_models(
     request: RunRequest, models: Models, suite: Suite, progress: Progress
 ) -> Iterator[Measured]:
     """Capture a suite on models that are loaded already."""
-    spool = request.cache_dir / "spool"
-    with (
-        _threads(request.check.threads),
-        Aggregator(suite, spool) as sink,
-        Aggregator(suite, spool) as floor,
-    ):
+    floor, spool = NoiseFloor(), request.cache_dir / "spool"
+    with _threads(request.check.threads), Aggregator(suite, spool) as sink:
         loaded = {REFERENCE: models.reference, **models.candidates}
         report = capture_suite(loaded, suite, request.plan, sink, floor, progress)
         timings = dict(report.timings_s)
-        yield Measured(suite, models, report, sink, floor.floor(REFERENCE), timings)
+        yield Measured(suite, models, report, sink, floor.values, timings)
 
 
 def _load(request: RunRequest, name: str, config: VariantConfig) -> LoadedModel:

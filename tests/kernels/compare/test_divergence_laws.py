@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -30,6 +30,7 @@ def pair(rows: tuple[list[float], list[float]], shrink: float) -> tuple[Tensor, 
 
 @quick
 @given(row, scale)
+@example(([0.0, 17.0, 0.0], [0.0, 0.0, 35.5]), 1.0)  # a sum that rounding took above ln 2
 def test_bounds(rows: tuple[list[float], list[float]], shrink: float) -> None:
     """Catches a negative divergence, a JS above ln 2, a TV above 1, Pinsker's inequality broken."""
     z, candidate = pair(rows, shrink)
@@ -37,8 +38,8 @@ def test_bounds(rows: tuple[list[float], list[float]], shrink: float) -> None:
     kl, reverse, js, tv = (x.item() for x in (s.logit_kl, s.reverse_kl, s.js, s.tv))
     assert kl >= 0
     assert reverse >= 0
-    assert 0 <= js <= math.log(2) * (1 + 1e-6)
-    assert 0 <= tv <= 1 + 1e-6
+    assert 0 <= js <= math.log(2)
+    assert 0 <= tv <= 1
     assert min(kl, reverse) >= 2 * tv**2 * (1 - 1e-5)
 
 
@@ -54,7 +55,9 @@ def test_exchanging_the_models(rows: tuple[list[float], list[float]], shrink: fl
 
 
 @quick
-@given(row, st.sampled_from([0.1, 1.0]), st.floats(-100, 100, width=16))
+@given(row, st.sampled_from([0.0, 0.1, 1.0]), st.floats(-100, 100, width=16))
+@example(([0.0, 1.6237837076187134], [0.0, 0.0]), 0.1, 3.0)  # δz rounds away what differs
+@example(([0.0, -20.0, 1.6237837], [0.0, 60.0, 0.0]), 0.1, 100.0)  # beside an unlikely outlier
 def test_a_constant_shift_changes_nothing(
     rows: tuple[list[float], list[float]], shrink: float, shift: float
 ) -> None:

@@ -7,7 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantwatch_kernels.compare.tap import feature_kl, isolated_error, row_norm, tap_statistics
+from quantwatch_kernels.compare.tap import (
+    TapNorms,
+    feature_kl,
+    isolated_error,
+    row_norm,
+    statistics_of,
+    tap_norms,
+    tap_statistics,
+)
 from quantwatch_kernels.registry import prefer
 from quantwatch_kernels.testing import VIEWS, assert_close
 
@@ -29,9 +37,8 @@ def test_equals_numpy(dtype: torch.dtype, drift: float) -> None:
     cosine = (a * b).sum(1) / norm / np.linalg.norm(b, axis=1)
     with np.errstate(divide="ignore"):
         expected = (gap / norm, 20 * np.log10(norm / gap), cosine, np.abs(b).max(1))
-    for result in (tap_statistics(h, other), tap_statistics(h, other, reference_norm=row_norm(h))):
-        for value, truth in zip(result, expected, strict=True):
-            assert_close(value, torch.from_numpy(truth), rtol=1e-12, atol=1e-15)
+    for value, truth in zip(tap_statistics(h, other), expected, strict=True):
+        assert_close(value, torch.from_numpy(truth), rtol=1e-12, atol=1e-15)
     with prefer("reference"):
         twin = tap_statistics(h, other)
     for value, truth_twin in zip(tap_statistics(h, other), twin, strict=True):
@@ -42,7 +49,7 @@ def test_equals_numpy(dtype: torch.dtype, drift: float) -> None:
 def test_equal_is_exact(dtype: torch.dtype) -> None:
     """Catches a cosine of 1 − 1e-16 and an SQNR of 300 dB between identical states."""
     h, _ = states(dtype, 0)
-    result = tap_statistics(h, h.clone(), reference_norm=row_norm(h[:]))
+    result = tap_statistics(h, h.clone())
     assert set(result.rel_error.tolist()) == {0.0}
     assert set(result.sqnr_db.tolist()) == {math.inf}
     assert set(result.cosine.tolist()) == {1.0}
@@ -131,14 +138,22 @@ def test_no_rows() -> None:
 
 
 def test_bad_input_is_named() -> None:
-    """Catches a cached norm of another batch."""
+    """Catches hidden states of two widths, or an update of other rows."""
     h, other = states(torch.float32, 0.1)
-    with pytest.raises(ValueError, match="reference_norm"):
-        tap_statistics(h, other, reference_norm=torch.ones(3))
     with pytest.raises(ValueError, match="hidden states"):
         tap_statistics(h, other[:, :5])
     with pytest.raises(ValueError, match="outputs and updates"):
         isolated_error(h, other, h[:3])
+
+
+def test_many_taps_finish_together() -> None:
+    """Catches a formula that mixes the rows of taps which are finished in one call."""
+    pairs = [states(torch.float32, drift) for drift in (0.0, 1e-3, 1.0)]
+    norms = zip(*(tap_norms(h, other) for h, other in pairs), strict=True)
+    together = statistics_of(TapNorms(*(torch.stack(column) for column in norms)))
+    for n, pair in enumerate(pairs):
+        for column, alone in zip(together, tap_statistics(*pair), strict=True):
+            assert torch.equal(column[n], alone)
 
 
 def test_a_silent_row_has_a_positive_zero() -> None:

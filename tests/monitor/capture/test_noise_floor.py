@@ -44,6 +44,24 @@ def test_floor_of_one_prompt(kit: Any) -> None:
     assert [o.prompt for o in captured.floor.observations] == [0]
 
 
+@pytest.mark.parametrize(("start", "expected"), [(0, 6), (5, 11), (20, 26), (27, 30)])
+def test_floor_of_the_first_tokens(kit: Any, start: int, expected: int) -> None:
+    """Would catch a floor that costs a long prompt, or whose rows are not the trace's."""
+    model = kit.build("llama")
+    plan = CapturePlan(floor_tokens=6, isolated_fraction=1.0, isolated_positions=9)
+    suite = kit.suite([30], score_start=start)
+    captured = kit.capture(model, {"c": kit.perturb(model)}, suite, plan)
+    floor = captured.floor
+    values, positions = floor.row("reference", 0, "rel_error", "layers.1")
+    assert len(values) == expected - start
+    assert positions is None
+    for metric in ("rel_error", "isolated_error"):
+        assert 0 < max(floor.largest("reference", metric).values()) < 1e-5
+    for matrix in floor.of("reference", 0).matrices:
+        if matrix.positions is not None:
+            assert matrix.positions.max() < expected
+
+
 def test_floor_at_the_end_of_the_context(kit: Any) -> None:
     """Would catch a companion beyond a learned position table."""
     model = kit.build("gpt2", n_positions=30)

@@ -142,20 +142,6 @@ def test_observing_twice_is_an_error(filled: Aggregator) -> None:
         filled.observe(observation(2))
 
 
-def test_the_floor_is_the_largest_departure(tmp_path: Path) -> None:
-    """Catches a floor taken from the mean, or one that takes a cosine's 1 for noise."""
-    values = np.array([[1.0, 1.0 - 1e-9, 1.0, 1.0]])
-    cosine = TokenMatrix("cosine", LAYERS[:1], values)
-    error = TokenMatrix("rel_error", LAYERS[:1], np.array([[0.0, 3e-6, 1e-6, 0.0]]))
-    sqnr = TokenMatrix("sqnr_db", LAYERS[:1], np.full((1, 4), np.inf))
-    with Aggregator(suite(), tmp_path) as sink:
-        sink.observe(Observation("reference", 0, (cosine, error, sqnr)))
-        floor = sink.floor("reference")
-    assert floor[("cosine", "layers.0")] == pytest.approx(1e-9, rel=1e-6)
-    assert floor[("rel_error", "layers.0")] == pytest.approx(3e-6, rel=1e-6)
-    assert ("sqnr_db", "layers.0") not in floor
-
-
 def test_groups_of_scopes_give_the_same_rows(
     monkeypatch: pytest.MonkeyPatch, filled: Aggregator
 ) -> None:
