@@ -13,6 +13,7 @@ from quantwatch.metrics.registry import METRICS
 
 Statistic = Literal["mean", "p50", "p90", "p95", "p99", "p999", "max", "min"]
 Kind = Literal["absolute", "median_ratio", "baseline"]
+NonFinitePolicy = Literal["breach", "ignore", "inconclusive"]
 Globs = str | tuple[str, ...]
 
 NUMBER_OF_KIND = {"absolute": "threshold", "median_ratio": "factor", "baseline": "min_effect"}
@@ -49,6 +50,10 @@ class RuleOverride(Strict):
     factor: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     min_effect: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     severity: Severity | None = None
+    enter_runs: int | None = Field(default=None, ge=1, le=30)
+    leave_runs: int | None = Field(default=None, ge=1, le=30)
+    leave_factor: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
+    non_finite: NonFinitePolicy | None = None
     enabled: bool | None = None
 
 
@@ -87,6 +92,24 @@ class RuleConfig(RuleOverride):
     )
     severity: Severity = Field(
         default=Severity.CRITICAL, description="warning → warn, critical → regression."
+    )
+    enter_runs: int = Field(
+        default=1, ge=1, le=30, description="Succeeded runs in a row that breach before it fires."
+    )
+    leave_runs: int = Field(
+        default=2, ge=1, le=30, description="Succeeded runs in a row that are clear of it again."
+    )
+    leave_factor: float = Field(
+        default=0.8,
+        gt=0,
+        le=1,
+        allow_inf_nan=False,
+        description="Clear means: at most this part of the limit's distance from the best value.",
+    )
+    non_finite: NonFinitePolicy = Field(
+        default="breach",
+        description="What NaN and infinite values of the metric are to this rule; the rule "
+        "nonfinite, which nobody can change, finds them anyway.",
     )
     enabled: bool = Field(default=True, description="false switches the rule off.")
 

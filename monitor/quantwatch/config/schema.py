@@ -11,19 +11,27 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from quantwatch.config.base import MOST_THREADS, Name, Strict
 from quantwatch.config.recipes import RecipeConfig
 from quantwatch.config.rules import RuleConfig, RuleOverride, Statistic
+from quantwatch.config.service import EndpointConfig, RetentionConfig, ServiceConfig
 from quantwatch.config.variants import Dtype, FaultConfig, VariantConfig
+from quantwatch.config.watching import AlertingConfig, BaselineConfig, ScheduleConfig
 
 __all__ = [
+    "AlertingConfig",
+    "BaselineConfig",
     "CandidateConfig",
     "CheckConfig",
     "Config",
     "DatabaseConfig",
     "Dtype",
+    "EndpointConfig",
     "FaultConfig",
     "Name",
     "RecipeConfig",
+    "RetentionConfig",
     "RuleConfig",
     "RuleOverride",
+    "ScheduleConfig",
+    "ServiceConfig",
     "Statistic",
     "Strict",
     "SuiteConfig",
@@ -167,6 +175,14 @@ class CheckConfig(Strict):
     allow_beyond_context: bool = Field(
         default=False, description="Measure prompts longer than the model's context."
     )
+    tags: tuple[Name, ...] = Field(default=(), description="For filters.")
+    schedule: ScheduleConfig | None = Field(
+        default=None, description="When the service runs it; only on request when absent."
+    )
+    baseline: BaselineConfig = Field(
+        default=BaselineConfig(), description="What its runs are compared with."
+    )
+    alerting: AlertingConfig = Field(default=AlertingConfig(), description="How it alerts.")
 
     @model_validator(mode="after")
     def _unique_names(self) -> "CheckConfig":
@@ -193,3 +209,23 @@ class Config(Strict):
         default=DatabaseConfig(), description="Where results are kept."
     )
     checks: dict[Name, CheckConfig] = Field(default_factory=dict, description="Checks by name.")
+    endpoints: dict[Name, EndpointConfig] = Field(
+        default_factory=dict, description="Receivers of alerts by name."
+    )
+    service: ServiceConfig = Field(
+        default=ServiceConfig(), description="How `quantwatch start` runs."
+    )
+    retention: RetentionConfig = Field(
+        default=RetentionConfig(), description="How long results stay."
+    )
+
+    @model_validator(mode="after")
+    def _known_endpoints(self) -> "Config":
+        for name, check in self.checks.items():
+            unknown = set(check.alerting.endpoints or ()) - self.endpoints.keys()
+            if unknown:
+                raise ValueError(
+                    f"checks.{name}.alerting.endpoints: {sorted(unknown)[0]!r} is unknown; known: "
+                    f"{', '.join(self.endpoints) or 'none'}"
+                )
+        return self

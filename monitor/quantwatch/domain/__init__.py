@@ -20,6 +20,7 @@ from quantwatch.domain.results import (
     CandidateResult,
     Culprit,
     Measurement,
+    RuleOutcome,
     RunResult,
 )
 from quantwatch.domain.words import (
@@ -27,6 +28,7 @@ from quantwatch.domain.words import (
     FINAL_NORM,
     HEAD,
     MODEL,
+    REASON_CODES,
     Json,
     RunStatus,
     Scope,
@@ -41,6 +43,7 @@ __all__ = [
     "FINAL_NORM",
     "HEAD",
     "MODEL",
+    "REASON_CODES",
     "Alert",
     "Block",
     "CandidateResult",
@@ -52,6 +55,7 @@ __all__ = [
     "Observation",
     "Progress",
     "Prompt",
+    "RuleOutcome",
     "RunResult",
     "RunStatus",
     "Scope",

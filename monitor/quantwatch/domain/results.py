@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Literal
 
 from quantwatch.domain.inputs import Variant
 from quantwatch.domain.observations import NonFinite
@@ -73,6 +74,28 @@ class Alert:
 
 
 @dataclass(frozen=True, slots=True)
+class RuleOutcome:
+    """What one rule says of one candidate in one run: the alert state machine's only input.
+
+    `outcome`: breach · clear (beyond the leave threshold as well) · between the two · missing
+    (nothing was measured). `scope` and `value` are the worst reading.
+    """
+
+    rule: str
+    candidate: str
+    rule_sha: str
+    severity: Severity
+    outcome: Literal["breach", "between", "clear", "missing"]
+    enter_runs: int
+    leave_runs: int
+    scope: Scope | None
+    value: float | None
+    value_kind: str
+    threshold: float | None
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
 class CandidateResult:
     """One candidate of one run. `failure` is the reason when it could not be measured."""
 
@@ -120,6 +143,8 @@ class RunResult:
     capture: Json = field(default_factory=dict)
     """Coverage proof, observer effect, padding, module paths of the taps."""
     reason: str | None = None
+    outcomes: tuple[RuleOutcome, ...] = ()
+    """What every rule says of every measured candidate; alerts are the breaches among them."""
 
     def find(self, candidate: str) -> CandidateResult | None:
         """Return a candidate's result by name, None when the run has no such candidate."""

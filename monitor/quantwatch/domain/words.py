@@ -44,15 +44,42 @@ class Verdict(StrEnum):
 
 
 class RunStatus(StrEnum):
-    """Execution status: the monitor's own trouble never looks like a regression."""
+    """Execution status: the monitor's own trouble never looks like a regression.
+
+    queued → claimed → preparing → measuring → finalizing → succeeded; the other ends never change.
+    """
 
     QUEUED = "queued"
+    CLAIMED = "claimed"
     PREPARING = "preparing"
     MEASURING = "measuring"
     FINALIZING = "finalizing"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+    TIMED_OUT = "timed_out"
     CANCELLED = "cancelled"
+    ABANDONED = "abandoned"
+    SKIPPED = "skipped"
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether a run in this state never changes again."""
+        return self not in _ACTIVE and self is not RunStatus.QUEUED
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a worker holds the run."""
+        return self in _ACTIVE
+
+
+REASON_CODES = (
+    *("oom", "weights_missing", "download_failed", "gpu_unavailable", "gpu_shared"),
+    *("storage_error", "config_invalid", "killed", "lease_lost", "deadline", "user", "missed"),
+    *("overlap", "paused", "maintenance", "upstream_failed", "baseline_missing"),
+    *("baseline_incompatible", "not_reproducible", "too_few_samples", "non_finite"),
+    *("capture_failed", "model_invalid", "quarantined", "internal"),
+)
+"""Why a run ended as it did: a closed list, beside a text for people."""
 
 
 class Severity(StrEnum):
@@ -60,3 +87,8 @@ class Severity(StrEnum):
 
     WARNING = "warning"
     CRITICAL = "critical"
+
+
+_ACTIVE = frozenset(
+    {RunStatus.CLAIMED, RunStatus.PREPARING, RunStatus.MEASURING, RunStatus.FINALIZING}
+)

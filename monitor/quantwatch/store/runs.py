@@ -1,6 +1,6 @@
 """Runs: begun, ended, finished with results in one transaction, and found again."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -35,7 +35,9 @@ __all__ = [
     "resolve_run_id",
 ]
 
-ENDED = frozenset({RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED})
+Settle = Callable[[Session, RunResult], None]
+"""What else belongs to the end of a run, inside its transaction."""
+ENDED = frozenset(status for status in RunStatus if status.is_ended)
 """States that never change."""
 
 
@@ -94,10 +96,15 @@ def finish_run(
     result: RunResult,
     suite: Suite | None,
     blocks: Iterable[Block],
+    *,
+    lease: str | None = None,
+    then: Settle | None = None,
 ) -> None:
     """Write results, blocks, alerts and the end of the run in one transaction: all or nothing.
 
     The run must have begun and not ended. `suite` is None for a result that came from a file.
+    With `lease`, the run must still be held under that token; `then` takes part in the transaction
+    once everything else is written (alert states, outbox).
     Raises StoreError when it can't be written, ValueError when the result contradicts itself.
     """
     _require_consistent(result, suite)
@@ -106,7 +113,7 @@ def finish_run(
         if suite is None:
             suite = Suite(result.suite_name, result.suite_hash, ())
         suite_id = save_suite(session, suite)
-        _change(session, db, result.run_id, writing.run_values(session, result, suite_id))
+        _change(session, db, result.run_id, writing.run_values(session, result, suite_id), lease)
         candidates = writing.insert_candidates(session, result)
         writing.insert_noise_floor(session, result)
         writing.insert_alerts(session, result, check_id)
@@ -115,6 +122,8 @@ def finish_run(
             # Late: on PostgreSQL, other first runs with this tokenizer wait for the commit.
             save_vocabulary(session, result.reference.fingerprint.tokenizer_sha, suite.vocabulary)
         note_ended(session, check_id, result.run_id, result.status)
+        if then is not None:
+            then(session, result)
 
 
 def get_result(db: Database, run_id: str) -> RunResult:
@@ -148,18 +157,19 @@ def _check_of(session: Session, db: Database, run_id: str) -> int:
     return check_id
 
 
-def _change(session: Session, db: Database, run_id: str, values: dict[str, Any]) -> None:
+def _change(
+    session: Session, db: Database, run_id: str, values: dict[str, Any], lease: str | None = None
+) -> None:
     """Change a run that has not ended: a guarded update that must meet exactly one row."""
-    ended = [status.value for status in ENDED]
-    done = session.execute(
-        update(RunRow)
-        .where(RunRow.id == run_id, RunRow.status.not_in(ended))
-        .values(values)
-        .returning(RunRow.id)
-    ).first()
-    if done is not None:
+    held = [RunRow.id == run_id, RunRow.status.not_in([status.value for status in ENDED])]
+    if lease is not None:
+        held.append(RunRow.lease_token == lease)
+    change = update(RunRow).where(*held).values(values).returning(RunRow.id)
+    if session.execute(change).first() is not None:
         return
     status = session.scalar(select(RunRow.status).where(RunRow.id == run_id))
     if status is None:
         raise StoreError(f"There is no run {run_id} in database {db.name}; it has not begun.")
-    raise StoreError(f"Run {run_id} is {status} already; an ended run never changes.")
+    if RunStatus(status).is_ended:
+        raise StoreError(f"Run {run_id} is {status} already; an ended run never changes.")
+    raise StoreError(f"Run {run_id} is held by another worker; what this one found is dropped.")

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from quantwatch.errors import StoreError
+from quantwatch.store.clock import SHIFT
 from quantwatch.store.engines import BEGIN, postgres_engine, sqlite_engine
 from quantwatch.store.failures import clear_errors
 from quantwatch.store.schema import require_current, state_of
@@ -25,6 +27,8 @@ class Database:
         self.name = name
         """The URL without its password, for messages."""
         self.read_only = read_only
+        self.clock_shift = timedelta()
+        """Added to the database's clock; only tests move it."""
 
     def __repr__(self) -> str:
         return f"Database({self.name})"
@@ -56,7 +60,7 @@ class Database:
             clear_errors(self.name),
             self.engine.connect().execution_options(**options) as connection,
             connection.begin(),
-            Session(connection, autoflush=False) as session,
+            Session(connection, autoflush=False, info={SHIFT: self.clock_shift}) as session,
         ):
             yield session
             session.flush()

@@ -13,6 +13,7 @@ from sqlalchemy import event, text
 from quantwatch.domain import RunResult
 from quantwatch.errors import StoreError
 from quantwatch.store.runs import get_result, list_runs
+from quantwatch.store.schema import REVISIONS
 from quantwatch.store.session import Database, open_database
 from quantwatch.store.upgrade import schema_state, upgrade
 
@@ -174,7 +175,7 @@ def test_a_schema_behind_says_how_to_upgrade(
     sqlite_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches an old database that is read with new tables in mind."""
-    monkeypatch.setattr("quantwatch.store.schema.REVISIONS", ("0001", "0002"))
+    monkeypatch.setattr("quantwatch.store.schema.REVISIONS", (*REVISIONS, "9999"))
     assert schema_state(f"sqlite:///{sqlite_file}") == "behind"
     with pytest.raises(StoreError, match="older quantwatch; run `quantwatch db upgrade`"):
         open_database(f"sqlite:///{sqlite_file}")

@@ -2,6 +2,13 @@
 
 from quantwatch.store.tables.alerts import AlertRow, AlertScopeRow, BaselinePinRow
 from quantwatch.store.tables.base import Base
+from quantwatch.store.tables.deliveries import (
+    DeliveryAttemptRow,
+    DeliveryRow,
+    EndpointRow,
+    EventRow,
+)
+from quantwatch.store.tables.episodes import EpisodeRow, RuleEvaluationRow, SilenceRow
 from quantwatch.store.tables.identity import (
     CheckRow,
     EnvironmentRow,
@@ -14,26 +21,50 @@ from quantwatch.store.tables.identity import (
     VocabularyRow,
 )
 from quantwatch.store.tables.results import BlockRow, MeasurementRow, NoiseFloorRow
-from quantwatch.store.tables.runs import LatestRunRow, RunCandidateRow, RunRow
+from quantwatch.store.tables.runs import LatestRunRow, RunAttemptRow, RunCandidateRow, RunRow
+from quantwatch.store.tables.schedules import (
+    AuditRow,
+    ComponentRow,
+    DeviceSlotRow,
+    FailedTaskRow,
+    LeaderRow,
+    ScheduleRow,
+    TriggerRow,
+)
 
 __all__ = [
     "AlertRow",
     "AlertScopeRow",
+    "AuditRow",
     "Base",
     "BaselinePinRow",
     "BlockRow",
     "CheckRow",
+    "ComponentRow",
+    "DeliveryAttemptRow",
+    "DeliveryRow",
+    "DeviceSlotRow",
+    "EndpointRow",
     "EnvironmentRow",
+    "EpisodeRow",
+    "EventRow",
+    "FailedTaskRow",
     "LatestRunRow",
+    "LeaderRow",
     "MeasurementRow",
     "MetricRow",
     "NoiseFloorRow",
+    "RuleEvaluationRow",
+    "RunAttemptRow",
     "RunCandidateRow",
     "RunRow",
+    "ScheduleRow",
     "ScopeListRow",
     "ScopeRow",
+    "SilenceRow",
     "SuitePromptRow",
     "SuiteRow",
+    "TriggerRow",
     "VariantRow",
     "VocabularyRow",
 ]

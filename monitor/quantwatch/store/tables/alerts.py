@@ -17,7 +17,24 @@ class AlertRow(Base):
     id: Mapped[Key]
     check_id: Mapped[int] = mapped_column(ForeignKey("check.id"))
     candidate: Mapped[str]
+    """Empty for what is about the check itself: dead-man, health, drift of the reference."""
     rule: Mapped[str]
+    state: Mapped[str] = mapped_column(default="inactive")
+    """inactive → pending → firing → recovering → inactive."""
+    severity: Mapped[str | None]
+    num_breaches: Mapped[Count] = mapped_column(default=0)
+    """Runs in a row that breached, while pending."""
+    num_clear: Mapped[Count] = mapped_column(default=0)
+    """Runs in a row beyond the leave threshold, while firing or recovering."""
+    num_missing: Mapped[Count] = mapped_column(default=0)
+    rule_sha: Mapped[str | None]
+    """Digest of the rule that the state belongs to: an edited rule closes the episode."""
+    episode_id: Mapped[str | None]
+    """The open episode."""
+    last_run_id: Mapped[str | None]
+    changed_at: Mapped[datetime | None]
+    seq: Mapped[Count] = mapped_column(default=0)
+    """How many events it has caused."""
 
 
 class AlertScopeRow(Base):

@@ -4,6 +4,8 @@ Rows here are written once and found again by a digest or a name; nothing in the
 except that a suite kept without its text may be completed later.
 """
 
+from datetime import datetime
+
 from sqlalchemy import ForeignKey, String
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -11,12 +13,30 @@ from quantwatch.store.tables.base import Base, Count, JsonDocument, Key, Prose
 
 
 class CheckRow(Base):
-    """A check by name. Its configuration lives in git and, as used, on each run."""
+    """A check by name, and its configuration as the service applied it last.
+
+    The configuration lives in git and, as used, on each run.
+    """
 
     __tablename__ = "check"
 
     id: Mapped[Key]
     name: Mapped[str] = mapped_column(unique=True)
+    config: Mapped[JsonDocument | None]
+    config_sha: Mapped[str | None]
+    base_dir: Mapped[str | None]
+    applied_at: Mapped[datetime | None]
+    removed_at: Mapped[datetime | None]
+    """When it was no longer in the file: nothing is deleted."""
+    paused_at: Mapped[datetime | None]
+    paused_by: Mapped[str | None]
+    pause_reason: Mapped[Prose | None]
+    quarantined_at: Mapped[datetime | None]
+    """Set when it has killed its worker again and again: nothing claims it until released."""
+    last_success_at: Mapped[datetime | None]
+    """End of its newest succeeded run: what the dead-man alert looks at."""
+    unhealthy_runs: Mapped[Count] = mapped_column(default=0)
+    """Runs in a row that failed, timed out or were abandoned."""
 
 
 class EnvironmentRow(Base):

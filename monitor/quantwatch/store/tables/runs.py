@@ -17,6 +17,7 @@ class RunRow(Base):
         CheckConstraint("(status = 'succeeded') = (verdict IS NOT NULL)", "verdict_iff_succeeded"),
         Index(None, "check_id", "started_at", "id"),
         Index(None, "started_at", "id"),
+        Index(None, "status", "not_before"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -47,6 +48,53 @@ class RunRow(Base):
     """No foreign key: a baseline may come from a file."""
     baseline_mismatch: Mapped[JsonDocument]
     num_alerts: Mapped[Count]
+    trigger: Mapped[str] = mapped_column(default="manual")
+    """schedule, manual, confirm, or retry of a skipped slot; who asked is `actor`."""
+    actor: Mapped[str | None]
+    parent_run_id: Mapped[str | None]
+    """The run that this one confirms. No foreign key: retention may drop it."""
+    scheduled_for: Mapped[datetime | None]
+    """The nominal, un-jittered instant."""
+    queued_at: Mapped[datetime | None]
+    not_before: Mapped[datetime | None]
+    device: Mapped[str | None]
+    """Where it measures; a queued run waits until nobody else measures there."""
+    base_dir: Mapped[str | None]
+    """What relative paths of the configuration start at."""
+    attempt: Mapped[Count] = mapped_column(default=0)
+    max_attempts: Mapped[Count] = mapped_column(default=1)
+    deadline_s: Mapped[float | None]
+    deadline_at: Mapped[datetime | None]
+    lease_token: Mapped[str | None]
+    lease_until: Mapped[datetime | None]
+    cancel_requested_at: Mapped[datetime | None]
+    stage: Mapped[str | None]
+    tokens_done: Mapped[Count] = mapped_column(default=0)
+    tokens_total: Mapped[Count] = mapped_column(default=0)
+    heartbeat_at: Mapped[datetime | None]
+    kept_until: Mapped[datetime | None]
+    """Raw matrices of a flagged run stay until then."""
+
+
+class RunAttemptRow(Base):
+    """One try of a run by one worker. `outcome` is NULL while it lasts."""
+
+    __tablename__ = "run_attempt"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    worker: Mapped[str]
+    host: Mapped[str]
+    pid: Mapped[Count]
+    started_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+    outcome: Mapped[str | None]
+    """succeeded, failed, timed_out, cancelled, abandoned, or released (not counted)."""
+    error_class: Mapped[str | None]
+    message: Mapped[Prose | None]
+    peak_memory_bytes: Mapped[Count | None]
+    gpus: Mapped[JsonDocument | None]
+    """Telemetry during the attempt by GPU UUID; NULL when there is none, with the reason."""
 
 
 class RunCandidateRow(Base):

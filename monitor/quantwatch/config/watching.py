@@ -1,0 +1,89 @@
+"""How a check is watched over time: its schedule, its baseline, how it alerts."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from quantwatch.config.base import Name, Strict
+from quantwatch.config.durations import Duration, PositiveDuration
+
+
+class ScheduleConfig(Strict):
+    """When a check runs. Exactly one of cron and every."""
+
+    cron: str | None = Field(
+        default=None,
+        description='Five fields, e.g. "0 2 * * *"; Sunday is 0 or 7. Debian\'s rules at a change '
+        "of the clocks: each local day once.",
+    )
+    every: PositiveDuration | None = Field(
+        default=None, description="An interval of elapsed time instead, e.g. 6h."
+    )
+    zone: str = Field(default="UTC", description="IANA time zone of cron, e.g. Europe/Berlin.")
+    grace: PositiveDuration = Field(
+        default="6h",
+        description="How late a slot may start, and how long after it a successful run is waited "
+        "for before the dead-man alert.",
+    )
+    catch_up: Literal["latest", "none"] = Field(
+        default="latest",
+        description="After downtime: run the newest missed slot within grace, or none. Missed "
+        "slots are recorded as skipped.",
+    )
+    jitter: Duration = Field(
+        default="10m",
+        description="Spread over this time, always the same for a check; the slot stays the "
+        "nominal instant.",
+    )
+    deadline: PositiveDuration = Field(default="2h", description="Longest time one attempt takes.")
+    attempts: int = Field(
+        default=3, ge=1, le=10, description="Attempts of a run that is not to blame (1m, 5m, 15m)."
+    )
+
+    @model_validator(mode="after")
+    def _one_of(self) -> "ScheduleConfig":
+        if (self.cron is None) == (self.every is None):
+            raise ValueError("exactly one of cron and every is required")
+        return self
+
+
+class BaselineConfig(Strict):
+    """What a check's runs are compared with."""
+
+    kind: Literal["pinned", "rolling", "best-ever"] = Field(
+        default="pinned",
+        description="pinned: the run that somebody pinned. rolling: the mean of the last runs that "
+        "were no regression. best-ever: the run with the lowest output KL.",
+    )
+    window: int = Field(default=7, ge=1, le=90, description="Runs in a rolling baseline.")
+
+
+class MaintenanceConfig(Strict):
+    """A window in which alerts are kept but not told."""
+
+    cron: str = Field(description="When it begins, five fields.")
+    zone: str = Field(default="UTC", description="IANA time zone.")
+    length: PositiveDuration = Field(description="How long it lasts.")
+
+
+class AlertingConfig(Strict):
+    """How a check alerts."""
+
+    endpoints: tuple[Name, ...] | None = Field(
+        default=None, description="Endpoints that are told; all when absent."
+    )
+    confirm: bool = Field(
+        default=True, description="A run confirms a critical breach before anybody is told."
+    )
+    reminder: PositiveDuration | None = Field(
+        default=None, description="Tell again while it fires, 12h at least."
+    )
+    missing_runs: int = Field(
+        default=2, ge=1, description="Runs without a series before its alert is closed."
+    )
+    unhealthy_runs: int = Field(
+        default=2, ge=1, description="Failed runs in a row before the check is called unhealthy."
+    )
+    maintenance: tuple[MaintenanceConfig, ...] = Field(
+        default=(), description="Windows without messages."
+    )

@@ -1,0 +1,1 @@
+"""Queues what is due: one run per slot, whoever and however many schedule."""

@@ -1,0 +1,1 @@
+"""Everything of `quantwatch start` in one process: threads, signals, metrics endpoint."""

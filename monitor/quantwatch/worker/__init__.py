@@ -1,0 +1,1 @@
+"""Claims queued runs, keeps their leases alive, measures, and gives them back."""
