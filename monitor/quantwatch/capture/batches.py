@@ -94,13 +94,11 @@ class Batch:
             return flat
         return flat.index_select(0, index.to(flat.device))
 
-    def copy(self, tensor: Tensor, rows: Tensor | None = None, *, out: Tensor) -> Tensor:
-        """Copy the selected rows to memory of their own, which is returned."""
-        flat = tensor.detach().reshape(-1, tensor.shape[-1])
-        index = self.flat_index if rows is None else self.flat_index[rows]
-        if len(index) == len(flat):
-            return out.copy_(flat)
-        return torch.index_select(flat, 0, index.to(flat.device), out=out)
+    def copy(self, tensor: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return the selected rows in memory of their own."""
+        selected = self.select(tensor, rows)
+        shared = selected.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+        return selected.clone() if shared else selected
 
 
 def plan_batches(prompts: Iterable[Prompt], isolated: frozenset[int], budget: int) -> list[Batch]:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quantwatch.capture.arena import Arena
 from quantwatch.capture.batches import Batch
 from quantwatch.capture.calls import Call, hidden_output
 from quantwatch.capture.isolated import Isolation, comparable
@@ -44,18 +43,16 @@ class Reading:
         return bool((self.taps.rel_error == 0).all())
 
 
-def read_candidate(
-    probe: Probe, batch: Batch, trace: Trace, *, arena: Arena, exact: bool = True
-) -> Reading:
+def read_candidate(probe: Probe, batch: Batch, trace: Trace, *, exact: bool = True) -> Reading:
     """Run a candidate on a batch of the trace's prompts and compare every tap.
 
-    What the reading keeps lies in `arena`; `exact` is explained in `Isolation`.
+    `exact` is explained in `Isolation`.
 
     Raises:
         CaptureError: a tap didn't fire once, or its hidden states have another shape.
     """
-    listener = _Comparison(probe, batch, trace, arena, exact)
-    head_input = arena.copy("head", batch, probe.run(batch, listener))
+    listener = _Comparison(probe, batch, trace, exact)
+    head_input = batch.copy(probe.run(batch, listener))
     reading = listener.finish()
     reading.head_input = head_input
     for scope in set(trace.passages) & set(probe.model.anatomy.linears):
@@ -72,8 +69,7 @@ def read_candidate(
 class _Comparison:
     """Compares every tap with the trace as soon as it fires."""
 
-    def __init__(self, probe: Probe, batch: Batch, trace: Trace, arena: Arena, exact: bool) -> None:
-        self._arena = arena
+    def __init__(self, probe: Probe, batch: Batch, trace: Trace, exact: bool) -> None:
         self.isolation = Isolation(probe, batch, trace.passages, exact=exact)
         self._probe = probe
         self._batch = batch
@@ -110,7 +106,7 @@ class _Comparison:
         self._norms[scope] = tap_norms(*comparable(reference, hidden))
         self._limits.append(torch.finfo(output.dtype).max)
         if is_layer(scope):
-            self._layers[scope] = self._arena.copy(scope, self._batch, output)
+            self._layers[scope] = self._batch.copy(output)
 
 
 def headroom_bits(max_abs: Tensor, limit: Tensor | float) -> Tensor:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from quantwatch.capture.arena import Arena
 from quantwatch.capture.births import candidate_births, reference_births
 from quantwatch.capture.compare import Reading, read_candidate
 from quantwatch.capture.layers import read_layers, worst_positions
@@ -35,7 +34,6 @@ class Measurer:
         self._readouts = {name: readout_of(probe.model) for name, probe in probes.items()}
         self._plan = plan
         self._sink = sink
-        self._arenas = {name: Arena() for name in probes}
         self._head_rows: dict[str, set[int]] = {}
         report.bit_equal = dict.fromkeys(probes, True)
         report.head_rows = dict.fromkeys(probes, ())
@@ -46,9 +44,7 @@ class Measurer:
         for name, probe in self.probes.items():
             with self.report.timed("candidates"):
                 own_batch = layout.batch is trace.batch
-                readings[name] = read_candidate(
-                    probe, layout.batch, trace, arena=self._arenas[name], exact=own_batch
-                )
+                readings[name] = read_candidate(probe, layout.batch, trace, exact=own_batch)
             self.report.shift("candidates", "isolated", readings[name].isolated_s)
             progress.advance(layout.batch.num_tokens)
         heads = {

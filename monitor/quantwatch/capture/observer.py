@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quantwatch.capture.arena import Arena
 from quantwatch.capture.batches import Batch
 from quantwatch.capture.calls import Call, hidden_output
 from quantwatch.capture.probe import Probe
@@ -67,7 +66,6 @@ class _LastLayer:
     def __init__(self, batch: Batch) -> None:
         self.scope: Scope | None = None
         self.hidden = torch.empty(0)
-        self._arena = Arena()
         self._batch = batch
 
     def before(self, scope: Scope, call: Call) -> None:
@@ -77,8 +75,7 @@ class _LastLayer:
         """Keep a layer's output."""
         if is_layer(scope):
             self.scope = scope
-            hidden = hidden_output(output, self._batch, scope)
-            self.hidden = self._arena.copy("last layer", self._batch, hidden)
+            self.hidden = self._batch.copy(hidden_output(output, self._batch, scope))
 
 
 def _largest_difference(plain: Tensor, ours: Tensor) -> float:

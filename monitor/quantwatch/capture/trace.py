@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from quantwatch.capture.arena import Arena
 from quantwatch.capture.batches import Batch
 from quantwatch.capture.calls import Call, hidden_output
 from quantwatch.capture.outputs import Head
@@ -77,12 +76,11 @@ class TraceSource(Protocol):
 
 
 class LiveTraceSource:
-    """Runs the reference now. A trace is valid until the next one is asked for."""
+    """Runs the reference now. Only one batch's trace is alive at a time."""
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self._readout = readout_of(probe.model)
-        self._arena = Arena()
 
     def head(self, inputs: Tensor) -> Head:
         """Return the reference's head on inputs [R, H] of one batch."""
@@ -90,9 +88,9 @@ class LiveTraceSource:
 
     def trace(self, batch: Batch, linear_rows: Tensor | None = None) -> Trace:
         """Run the reference on a batch. Raises CaptureError when a tap doesn't fire once."""
-        recorder = _Recorder(self._probe, batch, linear_rows, self._arena)
+        recorder = _Recorder(self._probe, batch, linear_rows)
         trace = recorder.trace
-        trace.head_input = self._arena.copy("head", batch, self._probe.run(batch, recorder))
+        trace.head_input = batch.copy(self._probe.run(batch, recorder))
         anatomy = self._probe.model.anatomy
         for scope in (*anatomy.taps, *anatomy.linears) if batch.isolated else ():
             reason = self._reason(scope, trace)
@@ -116,11 +114,8 @@ class LiveTraceSource:
 class _Recorder:
     """Keeps copies of what the reference's modules take and give."""
 
-    def __init__(
-        self, probe: Probe, batch: Batch, linear_rows: Tensor | None, arena: Arena
-    ) -> None:
+    def __init__(self, probe: Probe, batch: Batch, linear_rows: Tensor | None) -> None:
         self.trace = Trace(batch)
-        self._arena = arena
         self._probe = probe
         self._linear_rows = linear_rows
         self._inputs: dict[Scope, tuple[Tensor, ...]] = {}
@@ -131,9 +126,7 @@ class _Recorder:
         batch = self.trace.batch
         if batch.isolated:
             rows, hidden = self._rows(scope), call.hidden(batch).values()
-            self._inputs[scope] = tuple(
-                self._copy(f"{scope} input {n}", tensor, rows) for n, tensor in enumerate(hidden)
-            )
+            self._inputs[scope] = tuple(self._copy(tensor, rows) for tensor in hidden)
 
     def after(self, scope: Scope, _: nn.Module, __: Call, output: Any) -> None:
         """Copy the output of a tap, and of a linear on an isolated batch."""
@@ -142,7 +135,7 @@ class _Recorder:
         if scope in self._probe.model.anatomy.taps:
             what = f"{self._probe.name}: {scope}"
             hidden = hidden_output(output, batch, what)
-            kept = self._arena.copy(f"{scope} output", batch, hidden)
+            kept = batch.copy(hidden)
             trace.taps[scope] = kept
             self._latest = None if hidden.is_inference() else (hidden, hidden._version, kept)
             if batch.isolated and (inputs or scope == EMBEDDING):
@@ -151,16 +144,15 @@ class _Recorder:
             first = output[0] if isinstance(output, tuple) else output
             if isinstance(first, Tensor) and batch.fits(first):
                 rows = self._rows(scope)
-                kept = self._arena.copy(f"{scope} output", batch, first, rows)
-                trace.passages[scope] = Passage(inputs, kept, rows)
+                trace.passages[scope] = Passage(inputs, batch.copy(first, rows), rows)
 
-    def _copy(self, name: str, tensor: Tensor, rows: Tensor | None) -> Tensor:
+    def _copy(self, tensor: Tensor, rows: Tensor | None) -> Tensor:
         """Copy, unless it is the output that was copied last and hasn't changed since."""
         if rows is None and self._latest is not None:
             source, version, kept = self._latest
             if tensor is source and tensor._version == version:
                 return kept
-        return self._arena.copy(name, self.trace.batch, tensor, rows)
+        return self.trace.batch.copy(tensor, rows)
 
     def _rows(self, scope: Scope) -> Tensor | None:
         return None if scope in self._probe.model.anatomy.taps else self._linear_rows
