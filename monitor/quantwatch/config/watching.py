@@ -1,17 +1,33 @@
 """How a check is watched over time: its schedule, its baseline, how it alerts."""
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from quantwatch.config.base import Name, Strict
-from quantwatch.config.durations import Duration, PositiveDuration
+from quantwatch.config.durations import Duration, PositiveDuration, seconds
+from quantwatch.schedules import parse_cron, parse_zone
+
+
+def _parsed_by(parse: Callable[[str], str]) -> AfterValidator:
+    """Refuse what can't be parsed; keep the text as it is written."""
+
+    def checked(text: str) -> str:
+        parse(text)
+        return text
+
+    return AfterValidator(checked)
+
+
+CronText = Annotated[str, _parsed_by(parse_cron)]
+ZoneName = Annotated[str, _parsed_by(parse_zone)]
 
 
 class ScheduleConfig(Strict):
     """When a check runs. Exactly one of cron and every."""
 
-    cron: str | None = Field(
+    cron: CronText | None = Field(
         default=None,
         description='Five fields, e.g. "0 2 * * *"; Sunday is 0 or 7. Debian\'s rules at a change '
         "of the clocks: each local day once.",
@@ -19,7 +35,7 @@ class ScheduleConfig(Strict):
     every: PositiveDuration | None = Field(
         default=None, description="An interval of elapsed time instead, e.g. 6h."
     )
-    zone: str = Field(default="UTC", description="IANA time zone of cron, e.g. Europe/Berlin.")
+    zone: ZoneName = Field(default="UTC", description="IANA time zone of cron, e.g. Europe/Berlin.")
     grace: PositiveDuration = Field(
         default="6h",
         description="How late a slot may start, and how long after it a successful run is waited "
@@ -61,9 +77,12 @@ class BaselineConfig(Strict):
 class MaintenanceConfig(Strict):
     """A window in which alerts are kept but not told."""
 
-    cron: str = Field(description="When it begins, five fields.")
-    zone: str = Field(default="UTC", description="IANA time zone.")
+    cron: CronText = Field(description="When it begins, five fields.")
+    zone: ZoneName = Field(default="UTC", description="IANA time zone.")
     length: PositiveDuration = Field(description="How long it lasts.")
+
+
+SHORTEST_REMINDER_S = 12 * 3600
 
 
 class AlertingConfig(Strict):
@@ -87,3 +106,9 @@ class AlertingConfig(Strict):
     maintenance: tuple[MaintenanceConfig, ...] = Field(
         default=(), description="Windows without messages."
     )
+
+    @model_validator(mode="after")
+    def _seldom(self) -> "AlertingConfig":
+        if self.reminder is not None and seconds(self.reminder) < SHORTEST_REMINDER_S:
+            raise ValueError(f"reminder = {self.reminder!r} is too often; allowed: 12h or more")
+        return self

@@ -1,1 +1,5 @@
-"""Queues what is due: one run per slot, whoever and however many schedule."""
+"""Queues the slots of checks when they are due: leader lease, wake-up clock, decisions."""
+
+from quantwatch.scheduler.loop import Scheduler
+
+__all__ = ["Scheduler"]
