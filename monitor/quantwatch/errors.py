@@ -10,7 +10,9 @@ QuantwatchError
 └── MonitorError         exit 3: the monitor itself failed
     ├── CaptureError     a hook did not fire, logits changed under observation, …
     ├── StoreError       database locked, full, read-only, behind or ahead of this program
-    └── ResourceError    not enough memory or disk
+    ├── ResourceError    not enough memory or disk
+    ├── LeaseLostError   the run is no longer this worker's; what it found is dropped
+    └── RunStoppedError  the run was cancelled or ran past its deadline
 """
 
 
@@ -62,3 +64,15 @@ class StoreError(MonitorError):
 
 class ResourceError(MonitorError):
     """Not enough memory or disk for the run; the message gives the estimate and what is free."""
+
+
+class LeaseLostError(MonitorError):
+    """A run that is no longer held by the worker that speaks for it: it stops and drops all."""
+
+
+class RunStoppedError(MonitorError):
+    """A run that was told to stop. `reason_code` is `user` (cancelled) or `deadline`."""
+
+    def __init__(self, message: str, reason_code: str) -> None:
+        super().__init__(message)
+        self.reason_code = reason_code

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quantwatch.cli import options as o
+from quantwatch.cli.actor import actor
 from quantwatch.cli.output import Delivery, show, show_json, table
+from quantwatch.cli.queueing import Order, queue, wait
 from quantwatch.cli.running import Wishes, run
 from quantwatch.cli.session import Session
 from quantwatch.cli.streams import say, whisper
@@ -21,6 +23,9 @@ BaselineFile = Annotated[
 MaybeStore = Annotated[
     bool | None, typer.Option("--store/--no-store", help="Keep the run in the database.")
 ]
+Queue = Annotated[bool, typer.Option("--queue", help="Let the service run it; print the run's id.")]
+Key = Annotated[str | None, typer.Option(help="The same key within 24 h queues the same run once.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until the queued run has ended.")]
 
 
 @app.command("list")
@@ -31,7 +36,7 @@ def list_(context: typer.Context, json: o.AsJson = False) -> None:
     if json:
         show_json(rows)
     else:
-        names = ["name", "reference", "candidates", "suite", "description"]
+        names = ["name", "reference", "candidates", "suite", "description", "marks"]
         show(table(names, [[str(row[name]) for name in names] for row in rows]))
 
 
@@ -58,15 +63,35 @@ def run_(
     format_: o.AsFormat = None,
     output: o.Output = None,
     yes: o.Yes = False,
+    queued: Queue = False,
+    key: Key = None,
+    wait_: Wait = False,
 ) -> None:
     """Run a check and exit with its verdict: 0, 1 regression, 4 inconclusive."""
     session = Session.of(context, json=json)
     delivery = Delivery(json=json, shown=format_, files=output)
+    here = baseline is not None or store is not None or yes
+    order = Order(queued, key, wait_, json, here, shown=bool(format_ or output))
     check, folder = session.check(name)
+    if queued:
+        run_id = queue(session, name, limited(check, limit), folder, order)
+        if wait_:
+            wait(session, run_id, delivery)
+        return
     keep = baseline is None if store is None else store
     if baseline is not None and store is None:
         whisper("note: not stored, since --baseline FILE needs no database (--store keeps it)")
     run(session, name, limited(check, limit), folder, Wishes(delivery, keep, yes, baseline))
+
+
+@app.command("release")
+def release(context: typer.Context, name: o.Check) -> None:
+    """Let a check run again that is in quarantine for killing its worker."""
+    from quantwatch.store.quarantine import lift_quarantine
+
+    with Session.of(context).writer() as database:
+        lift_quarantine(database, name, actor())
+    say(f"{name}: may run again\n")
 
 
 def limited(check: "CheckConfig", limit: int | None) -> "CheckConfig":
@@ -78,6 +103,8 @@ def limited(check: "CheckConfig", limit: int | None) -> "CheckConfig":
 
 
 def _summary(name: str, check: "CheckConfig") -> dict[str, str]:
+    from quantwatch.config.apply import mark
+
     suite = check.suite
     return {
         "name": name,
@@ -85,4 +112,5 @@ def _summary(name: str, check: "CheckConfig") -> dict[str, str]:
         "candidates": ", ".join(candidate.name for candidate in check.candidates),
         "suite": suite.name or ", ".join(suite.files),
         "description": check.description,
+        "marks": mark(check),
     }

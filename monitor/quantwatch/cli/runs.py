@@ -5,14 +5,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quantwatch.cli import options as o
+from quantwatch.cli.actor import actor
 from quantwatch.cli.output import Delivery, show, show_json, table
 from quantwatch.cli.session import Session
+from quantwatch.cli.streams import say
 
 if TYPE_CHECKING:
     from quantwatch.store.records import RunSummary
 
 app = typer.Typer(help="Runs: what was measured before.", no_args_is_help=True)
 OneCheck = Annotated[str | None, typer.Option(help="Only runs of this check.")]
+Reason = Annotated[str, typer.Option(help="Why; kept with the run.")]
 Count = Annotated[int, typer.Option(min=1, help="At most so many, newest first.")]
 
 
@@ -58,6 +61,18 @@ def diff(context: typer.Context, before: o.RunId, after: o.RunId, json: o.AsJson
         show_json({"before": a.run_id, "after": b.run_id, "rows": rows})
     else:
         show(table(list(COLUMNS), texts(rows)))
+
+
+@app.command("cancel")
+def cancel(context: typer.Context, run: o.RunId, reason: Reason) -> None:
+    """Stop a run that waits or is measured; says in which state that leaves it."""
+    from quantwatch.store.cancelling import request_cancel
+    from quantwatch.store.runs import resolve_run_id
+
+    with Session.of(context).writer() as database:
+        run_id = resolve_run_id(database, run)
+        status = request_cancel(database, run_id, actor=actor(), reason=reason)
+    say(f"{run_id}: {status if status.is_ended else 'stops soon'}\n")
 
 
 def _summary(run: "RunSummary") -> dict[str, str | int | None]:

@@ -1,11 +1,13 @@
 """The records that travel from stage to stage: no torch, no SQL, no clock."""
 
+from quantwatch.domain.comparisons import MIN_SAMPLES, Baseline, Comparison
 from quantwatch.domain.inputs import (
     Fingerprint,
     Prompt,
     Suite,
     Variant,
 )
+from quantwatch.domain.lifecycle import RunEvent
 from quantwatch.domain.observations import (
     Block,
     NonFinite,
@@ -42,11 +44,14 @@ __all__ = [
     "EMBEDDING",
     "FINAL_NORM",
     "HEAD",
+    "MIN_SAMPLES",
     "MODEL",
     "REASON_CODES",
     "Alert",
+    "Baseline",
     "Block",
     "CandidateResult",
+    "Comparison",
     "Culprit",
     "Fingerprint",
     "Json",
@@ -56,6 +61,7 @@ __all__ = [
     "Progress",
     "Prompt",
     "RuleOutcome",
+    "RunEvent",
     "RunResult",
     "RunStatus",
     "Scope",

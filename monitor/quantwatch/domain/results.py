@@ -57,9 +57,16 @@ class Culprit:
     head_rows: tuple[int, ...] = ()
 
 
+UNDECIDED = ("missing", "inconclusive")
+"""Value kinds of what a rule could not decide: nothing measured, or not clear enough."""
+
+
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One scope of one candidate that breaches one rule. A non-finite value is None and a kind."""
+    """One scope of one candidate that breaches one rule, or that the rule can't decide.
+
+    A value that is not finite, or not decided, is None and a kind.
+    """
 
     rule: str
     candidate: str
@@ -71,6 +78,11 @@ class Alert:
     threshold: float
     severity: Severity
     words: str
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the rule is breached; otherwise it can't tell, and the verdict can't either."""
+        return self.value_kind not in UNDECIDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +155,9 @@ class RunResult:
     capture: Json = field(default_factory=dict)
     """Coverage proof, observer effect, padding, module paths of the taps."""
     reason: str | None = None
-    outcomes: tuple[RuleOutcome, ...] = ()
-    """What every rule says of every measured candidate; alerts are the breaches among them."""
+    outcomes: tuple[RuleOutcome, ...] = field(default=(), compare=False)
+    """What every rule says of every measured candidate; alerts are the breaches among them. For the
+    alert state machine: a run that was read back has none."""
 
     def find(self, candidate: str) -> CandidateResult | None:
         """Return a candidate's result by name, None when the run has no such candidate."""

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
 
 from sqlalchemy import Insert
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from quantwatch.config.durations import seconds
+from quantwatch.config.schema import CheckConfig
 from quantwatch.domain import REASON_CODES, Json, RunStatus
 from quantwatch.store import clock, lookups
 from quantwatch.store.tables import RunRow
@@ -23,7 +25,7 @@ class NewRun:
     """`s:` + nominal UTC instant, `m:` + key hash or run id, `c:` + parent run + `:` + number."""
     config: Json
     base_dir: str
-    trigger: str
+    trigger: str = "manual"
     device: str = "cpu"
     scheduled_for: datetime | None = None
     not_before: datetime | None = None
@@ -31,6 +33,29 @@ class NewRun:
     actor: str | None = None
     max_attempts: int = 3
     deadline_s: float = 7200.0
+
+    @classmethod
+    def of(cls, name: str, check: CheckConfig, base_dir: str, slot_key: str, **fields: Any) -> Self:
+        """Ask for a run of a check as configured: its device, attempts and deadline."""
+        schedule = check.schedule
+        if schedule is not None:
+            limits = {"max_attempts": schedule.attempts, "deadline_s": seconds(schedule.deadline)}
+            fields = {**limits, **fields}
+        return cls(
+            check=name,
+            slot_key=slot_key,
+            config=check.model_dump(mode="json"),
+            base_dir=base_dir,
+            device=device_of(check),
+            **fields,
+        )
+
+
+def device_of(check: CheckConfig) -> str:
+    """Return the device that a check measures on: the first that is not the CPU, else the CPU."""
+    devices = [variant.device for variant in (check.reference, *check.candidates)]
+    chosen = next((device for device in devices if device != "cpu"), "cpu")
+    return "cuda:0" if chosen == "cuda" else chosen
 
 
 def slot_key(scheduled_for: datetime) -> str:
@@ -63,7 +88,7 @@ def _insert(session: Session, new: NewRun, values: dict[str, Any]) -> str | None
         "id": new_run_id(),
         "check_id": lookups.check_id(session, new.check),
         **{name: getattr(new, name) for name in NewRun.__slots__ if name != "check"},
-        **_EMPTY,
+        **EMPTY,
         "started_at": moment,
         "queued_at": moment,
         "not_before": new.not_before or moment,
@@ -80,7 +105,7 @@ def _insert_once(session: Session) -> Insert:
     return sqlite.insert(RunRow).on_conflict_do_nothing(index_elements=key)
 
 
-_EMPTY: dict[str, Any] = {
+EMPTY: dict[str, Any] = {
     "suite_name": "",
     "num_tokens": 0,
     "num_prompts": 0,

@@ -1,17 +1,22 @@
 """Runs: begun, ended, finished with results in one transaction, and found again."""
 
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
 
 from quantwatch.domain import Block, Json, RunResult, RunStatus, Suite
-from quantwatch.errors import StoreError, UserError
-from quantwatch.store import lookups, writing
+from quantwatch.domain.lifecycle import RunEvent, sources
+from quantwatch.errors import LeaseLostError, RunStoppedError, StoreError, UserError
+from quantwatch.store import clock, failed_tasks, lookups, writing
+from quantwatch.store.attempts import COMMAND_LINE, WorkerId, close_attempt, open_attempt
 from quantwatch.store.blocks import EncodedBlocks, insert_blocks
+from quantwatch.store.endings import OPERATION, free_device
 from quantwatch.store.latest import note_ended
+from quantwatch.store.leases import Claim, Lease, new_token
+from quantwatch.store.queue import EMPTY
 from quantwatch.store.reading import read_result
 from quantwatch.store.records import RunSummary, SeriesPoint
 from quantwatch.store.resolve import resolve_run_id
@@ -39,14 +44,21 @@ Settle = Callable[[Session, RunResult], None]
 """What else belongs to the end of a run, inside its transaction."""
 ENDED = frozenset(status for status in RunStatus if status.is_ended)
 """States that never change."""
+_NO_LEASE: dict[str, Any] = {"lease_token": None, "lease_until": None, "stage": None}
 
 
-def begin_run(db: Database, *, run_id: str, check: str, config: Json, started_at: datetime) -> None:
-    """Add a run in state `preparing`. Raises StoreError when the id is taken."""
-    empty: dict[str, Any] = {"capture": {}, "timings_s": {}, "baseline_mismatch": []}
+def begin_run(
+    db: Database, *, run_id: str, check: str, config: Json, started_at: datetime
+) -> Claim:
+    """Add a run in state `preparing`, held by this process: who dies leaves it to the reaper.
+
+    It takes no device: whoever runs a check by hand decides beside what. Raises StoreError when
+    the id is taken.
+    """
     with db.writer() as session:
         if session.get(RunRow, run_id) is not None:
             raise StoreError(f"Run {run_id} exists already in database {db.name}.")
+        lease = Lease(new_token(), clock.now(session))
         run = RunRow(
             id=run_id,
             check_id=lookups.check_id(session, check),
@@ -54,15 +66,14 @@ def begin_run(db: Database, *, run_id: str, check: str, config: Json, started_at
             status=RunStatus.PREPARING.value,
             started_at=started_at,
             config=config,
-            suite_name="",
-            num_tokens=0,
-            num_prompts=0,
-            capture_sha="",
-            metrics_version=0,
-            num_alerts=0,
-            **empty,
+            **{**EMPTY, "attempt": 1, "max_attempts": 1, **lease.values},
         )
         session.add(run)
+        session.flush()
+        open_attempt(session, run_id, WorkerId.here(COMMAND_LINE), lease.moment)
+    return Claim(
+        run_id, check, lease.token, 1, 1, 1, lease.moment, None, config, ".", "", lease.lease_s
+    )
 
 
 def advance_run(db: Database, run_id: str, status: RunStatus) -> None:
@@ -79,15 +90,17 @@ def end_run(
     """End a run without results: `failed` or `cancelled`. Raises StoreError when it has ended."""
     if status not in (RunStatus.FAILED, RunStatus.CANCELLED):
         raise ValueError(f"a run without results is failed or cancelled, not {status}")
-    values = {
-        "status": status.value,
-        "reason_text": reason,
-        "reason_code": reason_code,
-        "finished_at": datetime.now(UTC),
-    }
     with db.writer() as session:
+        values = {
+            **_NO_LEASE,
+            "status": status.value,
+            "reason_text": reason,
+            "reason_code": reason_code,
+            "finished_at": clock.now(session),
+        }
         check_id = _check_of(session, db, run_id)
         _change(session, db, run_id, values)
+        _let_go(session, run_id, status)
         note_ended(session, check_id, run_id, status)
 
 
@@ -103,9 +116,10 @@ def finish_run(
     """Write results, blocks, alerts and the end of the run in one transaction: all or nothing.
 
     The run must have begun and not ended. `suite` is None for a result that came from a file.
-    With `lease`, the run must still be held under that token; `then` takes part in the transaction
-    once everything else is written (alert states, outbox).
-    Raises StoreError when it can't be written, ValueError when the result contradicts itself.
+    With `lease`, the run must be `finalizing` and still held under that token; `then` takes part
+    in the transaction once everything else is written (alert states, outbox).
+    Raises StoreError when it can't be written, LeaseLostError when somebody else holds the run,
+    RunStoppedError when it was cancelled, ValueError when the result contradicts itself.
     """
     _require_consistent(result, suite)
     with EncodedBlocks(blocks) as encoded, db.writer() as session:
@@ -113,7 +127,8 @@ def finish_run(
         if suite is None:
             suite = Suite(result.suite_name, result.suite_hash, ())
         suite_id = save_suite(session, suite)
-        _change(session, db, result.run_id, writing.run_values(session, result, suite_id), lease)
+        values = {**writing.run_values(session, result, suite_id), **_NO_LEASE}
+        _change(session, db, result.run_id, values, lease)
         candidates = writing.insert_candidates(session, result)
         writing.insert_noise_floor(session, result)
         writing.insert_alerts(session, result, check_id)
@@ -121,6 +136,8 @@ def finish_run(
         if result.reference is not None:
             # Late: on PostgreSQL, other first runs with this tokenizer wait for the commit.
             save_vocabulary(session, result.reference.fingerprint.tokenizer_sha, suite.vocabulary)
+        _let_go(session, result.run_id, result.status)
+        _note_health(session, check_id, result)
         note_ended(session, check_id, result.run_id, result.status)
         if then is not None:
             then(session, result)
@@ -163,13 +180,45 @@ def _change(
     """Change a run that has not ended: a guarded update that must meet exactly one row."""
     held = [RunRow.id == run_id, RunRow.status.not_in([status.value for status in ENDED])]
     if lease is not None:
-        held.append(RunRow.lease_token == lease)
+        ready = [status.value for status in sources(RunEvent.SUCCEED)]
+        held = [RunRow.id == run_id, RunRow.status.in_(ready), RunRow.lease_token == lease]
+        held.append(RunRow.cancel_requested_at.is_(None))
     change = update(RunRow).where(*held).values(values).returning(RunRow.id)
-    if session.execute(change).first() is not None:
+    if session.execute(change).first() is None:
+        raise _refusal(session, db, run_id, lease)
+
+
+def _refusal(session: Session, db: Database, run_id: str, lease: str | None) -> Exception:
+    """Return the error that says why a run could not be changed."""
+    columns = select(RunRow.status, RunRow.lease_token, RunRow.reason_text)
+    found = session.execute(columns.where(RunRow.id == run_id)).first()
+    if found is None:
+        return StoreError(f"There is no run {run_id} in database {db.name}; it has not begun.")
+    if lease is not None and found.lease_token != lease:
+        return LeaseLostError(
+            f"Run {run_id} is {found.status} and no longer held by this worker; what it found is "
+            "dropped."
+        )
+    if RunStatus(found.status).is_ended:
+        return StoreError(f"Run {run_id} is {found.status} already; an ended run never changes.")
+    if found.status == RunStatus.FINALIZING.value:
+        return RunStoppedError(f"Run {run_id}: {found.reason_text}", "user")
+    return StoreError(f"Run {run_id} is {found.status}; a held run is finished from finalizing.")
+
+
+def _let_go(session: Session, run_id: str, status: RunStatus) -> None:
+    close_attempt(session, run_id, status.value, clock.now(session))
+    free_device(session, run_id)
+
+
+def _note_health(session: Session, check_id: int, result: RunResult) -> None:
+    """A success makes a check well again, unless a newer one is known (an import is an old one)."""
+    if result.status is not RunStatus.SUCCEEDED or result.finished_at is None:
         return
-    status = session.scalar(select(RunRow.status).where(RunRow.id == run_id))
-    if status is None:
-        raise StoreError(f"There is no run {run_id} in database {db.name}; it has not begun.")
-    if RunStatus(status).is_ended:
-        raise StoreError(f"Run {run_id} is {status} already; an ended run never changes.")
-    raise StoreError(f"Run {run_id} is held by another worker; what this one found is dropped.")
+    last = CheckRow.last_success_at
+    session.execute(
+        update(CheckRow)
+        .where(CheckRow.id == check_id, or_(last.is_(None), last < result.finished_at))
+        .values(last_success_at=result.finished_at, unhealthy_runs=0)
+    )
+    failed_tasks.resolve(session, OPERATION, result.check)

@@ -1,0 +1,215 @@
+"""A migrated database of each kind, and runs that wait for a worker."""
+
+import importlib.util
+import json
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from sqlalchemy import URL, Connection, create_engine, func, select, text
+from sqlalchemy.orm import Session
+
+from quantwatch.config.load import parse
+from quantwatch.config.schema import CheckConfig
+from quantwatch.domain import RunEvent, RunStatus
+from quantwatch.store import leases
+from quantwatch.store.attempts import WorkerId
+from quantwatch.store.leases import Claim
+from quantwatch.store.queue import NewRun, enqueue
+from quantwatch.store.session import Database, open_database
+from quantwatch.store.tables import DeviceSlotRow, RunAttemptRow, RunCandidateRow, RunRow
+from quantwatch.store.upgrade import upgrade
+from quantwatch.telemetry import new_run_id
+
+
+def _load(name: str, path: Path) -> ModuleType:
+    """Load fixtures of other tests: tests are no package, so there is no import for it."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_store: Any = _load("store_fixtures", Path(__file__).parents[1] / "store" / "conftest.py")
+suite, make_result, token_blocks = _store.suite, _store.make_result, _store.token_blocks
+
+HOST = "alpha"
+Queue = Callable[..., str]
+Take = Callable[..., Claim]
+Peek = Callable[..., Any]
+
+
+def worker(name: str = "w1", host: str = HOST) -> WorkerId:
+    return WorkerId(name, host, 1234)
+
+
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file with the current schema, to be copied: migrating takes longer than most tests."""
+    path = tmp_path_factory.mktemp("migrated") / "quantwatch.db"
+    upgrade(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def migrated_name(postgres_server: URL) -> str:
+    """A database of the server with the current schema, to be copied."""
+    name = f"template_{uuid.uuid4().hex}"
+    with admin(postgres_server) as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    upgrade(postgres_server.set(database=name).render_as_string(hide_password=False))
+    return name
+
+
+@contextmanager
+def admin(server: URL) -> Iterator[Connection]:
+    engine = create_engine(server, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        yield connection
+    engine.dispose()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database of each kind, with the schema that the migrations build."""
+    if request.param == "sqlite":
+        copy = tmp_path / "quantwatch.db"
+        shutil.copy(request.getfixturevalue("migrated_file"), copy)
+        yield f"sqlite:///{copy}"
+        return
+    server, name = request.getfixturevalue("postgres_server"), f"test_{uuid.uuid4().hex}"
+    template = request.getfixturevalue("migrated_name")
+    with admin(server) as connection:
+        connection.execute(text(f"CREATE DATABASE {name} TEMPLATE {template}"))
+    yield server.set(database=name).render_as_string(hide_password=False)
+    with admin(server) as connection:
+        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+@pytest.fixture
+def db(database_url: str) -> Iterator[Database]:
+    """The database, open."""
+    database = open_database(database_url, wait_s=5)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def queue(db: Database) -> Queue:
+    """Queue a run of a check and return its id; other names replace fields."""
+
+    def queue_one(check: str = "nightly", **fields: Any) -> str:
+        given: dict[str, Any] = {
+            "slot_key": f"m:{new_run_id()}",
+            "config": {},
+            "base_dir": "/",
+            **fields,
+        }
+        with db.writer() as session:
+            run_id = enqueue(session, NewRun(check=check, **given))
+        assert run_id is not None
+        return run_id
+
+    return queue_one
+
+
+@pytest.fixture
+def take(db: Database) -> Take:
+    """Claim the next run, which there must be; `to` leads it further."""
+
+    def take_one(
+        name: str = "w1", *, devices: tuple[str, ...] = ("cpu",), to: str = "", **known: Any
+    ) -> Claim:
+        with db.writer() as session:
+            claim = leases.claim(session, worker(name), devices, **known)
+        assert claim is not None
+        steps = {"preparing": 1, "measuring": 2, "finalizing": 3}.get(to, 0)
+        for event in (RunEvent.PREPARE, RunEvent.MEASURE, RunEvent.FINALIZE)[:steps]:
+            leases.advance(db, claim, event)
+        return claim
+
+    return take_one
+
+
+@pytest.fixture(scope="session")
+def tiny_check(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CheckConfig]:
+    """A folder with a tiny real model and prompts, and a check that finds a planted fault in it."""
+    folder = tmp_path_factory.mktemp("tiny-check")
+    build_tiny(folder)
+    fault = {"scope": "layers.2.mlp.down_proj", "scale": 1.05}
+    check = {
+        "reference": {"model": "./tiny"},
+        "candidates": [{"name": "faulty", "model": "./tiny", "faults": [fault]}],
+        "suite": {"files": ["prompts.json"]},
+        "threads": 1,
+    }
+    return folder, parse(CheckConfig, check, "test")
+
+
+def build_tiny(folder: Path) -> None:
+    import torch
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    words = [f"w{i}" for i in range(96)]
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": len(words)}
+    torch.manual_seed(0)
+    config = LlamaConfig(**sizes, **heads, max_position_embeddings=64, tie_word_embeddings=False)
+    LlamaForCausalLM(config).eval().save_pretrained(folder / "tiny")
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(
+        folder / "tiny"
+    )
+    texts = [" ".join(words[i * 7 : i * 7 + 5 + 3 * i]) for i in range(6)]
+    (folder / "prompts.json").write_text(json.dumps(texts))
+
+
+@pytest.fixture
+def peek(db: Database) -> Peek:
+    """Read columns of a run's row."""
+
+    def look(run_id: str, *names: str) -> Any:
+        columns = [getattr(RunRow, name) for name in names]
+        with db.reader() as session:
+            row = session.execute(select(*columns).where(RunRow.id == run_id)).one()
+        return row[0] if len(names) == 1 else tuple(row)
+
+    return look
+
+
+@pytest.fixture
+def invariants(db: Database) -> Callable[[], None]:
+    """What holds at any time, whatever was killed (service_anchors §7.4)."""
+
+    def check() -> None:
+        active = [status.value for status in RunStatus if status.is_active]
+        with db.reader() as session:
+            assert not _strays(session, RunCandidateRow.run_id, [RunStatus.SUCCEEDED.value]), (
+                "results"
+            )
+            assert not _strays(session, DeviceSlotRow.run_id, active), "slots"
+            lasting = RunAttemptRow.outcome.is_(None)
+            assert not _strays(session, RunAttemptRow.run_id, active, lasting), "attempts"
+            twice = select(RunRow.check_id).group_by(RunRow.check_id, RunRow.slot_key)
+            assert not session.execute(twice.having(func.count() > 1)).all()
+            if session.get_bind().dialect.name == "sqlite":
+                assert not session.execute(text("PRAGMA foreign_key_check")).all()
+
+    return check
+
+
+def _strays(session: Session, column: Any, states: list[str], *where: Any) -> list[Any]:
+    """Rows of runs that are in none of these states."""
+    query = select(column).join(RunRow, RunRow.id == column)
+    return list(session.scalars(query.where(RunRow.status.not_in(states), *where)))
