@@ -41,7 +41,7 @@ def median_ratio(
     assert rule.factor is not None
     known = [r.value for r in layers if is_layer(r.scope) and r.value is not None]
     middle = median(known) if known else 0.0
-    noise = NOISE_FACTOR * floor_of(rule, reading, noise_floor)
+    noise = NOISE_FACTOR * floor_of(rule, reading.scope, noise_floor)
     if rule.factor * middle <= noise:
         why = f"the median of all layers is {number(middle)}"
         return Limit(
@@ -56,9 +56,11 @@ def median_ratio(
 
 
 def baseline(rule: RuleConfig, reading: Reading, before: float, noise_floor: NoiseFloor) -> Limit:
-    """Return the baseline's value, worse by max(min_effect, 3 × noise floor)."""
-    assert rule.min_effect is not None
-    allowed = max(rule.min_effect, NOISE_FACTOR * floor_of(rule, reading, noise_floor))
+    """Return the baseline's value, worse by what is allowed: where no prompts can be paired.
+
+    That is a statistic other than the mean, and a baseline without prompt sums.
+    """
+    allowed = allowed_change(rule, reading.scope, noise_floor)
     worse = "above" if sign(rule) > 0 else "below"
     change = math.nan if reading.value is None else abs(reading.value - before)
     return Limit(
@@ -67,11 +69,17 @@ def baseline(rule: RuleConfig, reading: Reading, before: float, noise_floor: Noi
     )
 
 
-def floor_of(rule: RuleConfig, reading: Reading, noise_floor: NoiseFloor) -> float:
+def allowed_change(rule: RuleConfig, scope: str, noise_floor: NoiseFloor) -> float:
+    """Return max(min_effect, 3 × noise floor): no smaller change is worth a word."""
+    assert rule.min_effect is not None
+    return max(rule.min_effect, NOISE_FACTOR * floor_of(rule, scope, noise_floor))
+
+
+def floor_of(rule: RuleConfig, scope: str, noise_floor: NoiseFloor) -> float:
     """Return the noise floor of what a rule reads, 0 when none was measured.
 
     Near its best value a perplexity ratio moves as the mean NLL difference does: exp(x) − 1 ≈ x.
     """
     metric = "nll_difference" if rule.metric == "nll_candidate" else rule.source
-    floor = noise_floor.get((metric, reading.scope), 0.0)
+    floor = noise_floor.get((metric, scope), 0.0)
     return floor if math.isfinite(floor) and math.isfinite(best_value(rule)) else 0.0

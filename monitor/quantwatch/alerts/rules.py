@@ -1,17 +1,22 @@
 """Rule evaluation: measurements and rules in, alerts out. Nothing else is looked at.
 
-A non-finite value never passes: a rule that meets one breaches, whatever its threshold. What could
-not be measured gives an alert of the kind `missing`, which makes the verdict inconclusive.
+A non-finite value never passes: a rule that meets one breaches, whatever its threshold, unless the
+rule leaves that to the rule `nonfinite`. What could not be measured gives an alert of the kind
+`missing`, what is not clear one of the kind `inconclusive`; both make the verdict inconclusive.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from quantwatch.alerts import limits
+from quantwatch.alerts.changes import Change, Finding, comparison_of, weigh
+from quantwatch.alerts.drift import drift_alert
 from quantwatch.alerts.limits import Limit, NoiseFloor
 from quantwatch.alerts.nonfinite import nonfinite_alert
 from quantwatch.alerts.readings import Reading, readings, sign
 from quantwatch.alerts.words import kind_sign, number, title
-from quantwatch.config.rules import NONFINITE, RuleConfig
+from quantwatch.config.rules import COUNTED, DRIFT, RuleConfig
 from quantwatch.domain import MODEL, Alert, CandidateResult, Scope, Severity
 
 LimitOf = Callable[[Reading], Limit | None]
@@ -24,10 +29,10 @@ def evaluate(
     noise_floor: NoiseFloor,
     baseline: CandidateResult | None = None,
 ) -> tuple[Alert, ...]:
-    """Return one alert per rule and scope that breaches, critical ones first.
+    """Return one alert per rule and scope that breaches or is not clear, critical ones first.
 
     Rules of kind `baseline` are silent without a baseline, and when the candidate could not be
-    measured in it.
+    measured in it. A `Baseline` brings paired tests; they decide wherever there is one.
     """
     before = baseline if baseline is not None and baseline.measurements else None
     alerts = [
@@ -45,15 +50,21 @@ def _evaluate_rule(
     noise_floor: NoiseFloor,
     baseline: CandidateResult | None,
 ) -> Iterator[Alert]:
-    if rule.metric == NONFINITE:
-        yield from nonfinite_alert(candidate, rule)
+    if rule.metric in COUNTED:
+        yield from (drift_alert if rule.metric == DRIFT else nonfinite_alert)(candidate, rule)
         return
     found = list(readings(candidate, rule))
     limit_of = _limits(candidate, rule, noise_floor, baseline)
     if all(reading.is_missing for reading in found):
         yield _missing(candidate, rule)
     for reading in found:
-        if not reading.is_missing:
+        if reading.is_missing:
+            continue
+        if reading.num_bad and rule.non_finite != "ignore":
+            yield _not_finite(candidate, rule, reading, limit_of(reading))
+        elif (change := _change(rule, reading, noise_floor, baseline)) is not None:
+            yield from _judge_change(candidate, rule, reading, change)
+        else:
             yield from _judge(candidate, rule, reading, limit_of(reading))
 
 
@@ -79,20 +90,55 @@ def _limits(
     return against_baseline
 
 
+def _change(
+    rule: RuleConfig, reading: Reading, noise_floor: NoiseFloor, before: CandidateResult | None
+) -> Change | None:
+    """Return the paired change of a reading, None when its rule or baseline has none."""
+    if rule.kind != "baseline":
+        return None
+    comparison = comparison_of(rule, reading.scope, before)
+    return None if comparison is None else weigh(rule, comparison, noise_floor)
+
+
 def _judge(
     candidate: CandidateResult, rule: RuleConfig, reading: Reading, limit: Limit | None
 ) -> Iterator[Alert]:
     """Yield the alert of a reading that breaches. A baseline without the value sets no limit."""
-    where = f"at {reading.scope}"
-    if reading.num_bad:
-        words = (
-            f"{title(rule.metric)} {where} has {reading.num_bad} non-finite of "
-            f"{reading.row.n} values ({kind_sign(reading.kind)}): never passes"
-        )
-        yield _alert(candidate, rule, reading, limit, words)
-    elif limit is not None and reading.value is not None and _beyond(rule, reading.value, limit):
-        said = f"{title(rule.metric, rule.statistic)} {number(reading.value)} {where}"
-        yield _alert(candidate, rule, reading, limit, f"{said}{limit.words}")
+    if limit is not None and reading.value is not None and _beyond(rule, reading.value, limit):
+        yield _alert(candidate, rule, reading, limit, f"{_said(rule, reading)}{limit.words}")
+
+
+def _judge_change(
+    candidate: CandidateResult, rule: RuleConfig, reading: Reading, change: Change
+) -> Iterator[Alert]:
+    """Yield the alert of a change for the worse, or of one that is not clear."""
+    limit = Limit(change.threshold, change.words)
+    if change.finding in (Finding.BREACH, Finding.UNCLEAR):
+        found = _alert(candidate, rule, reading, limit, f"{_said(rule, reading)}{change.words}")
+        yield found if change.finding is Finding.BREACH else _undecided(found)
+
+
+def _not_finite(
+    candidate: CandidateResult, rule: RuleConfig, reading: Reading, limit: Limit | None
+) -> Alert:
+    """Return the alert of values that never pass, by the rule's policy."""
+    decides = rule.non_finite == "breach"
+    end = "never passes" if decides else f"rule {rule.name} can't decide"
+    words = (
+        f"{title(rule.metric)} at {reading.scope} has {reading.num_bad} non-finite of "
+        f"{reading.row.n} values ({kind_sign(reading.kind)}): {end}"
+    )
+    found = _alert(candidate, rule, reading, limit, words)
+    return found if decides else _undecided(found)
+
+
+def _undecided(alert: Alert) -> Alert:
+    return replace(alert, value=None, value_kind="inconclusive")
+
+
+def _said(rule: RuleConfig, reading: Reading) -> str:
+    value = "–" if reading.value is None else number(reading.value)
+    return f"{title(rule.metric, rule.statistic)} {value} at {reading.scope}"
 
 
 def _beyond(rule: RuleConfig, value: float, limit: Limit) -> bool:
@@ -106,7 +152,7 @@ def _alert(
     limit: Limit | None,
     words: str,
 ) -> Alert:
-    kind = reading.kind
+    kind = reading.kind if reading.num_bad and rule.non_finite != "ignore" else _kind(reading)
     return Alert(
         rule=rule.name,
         candidate=candidate.name,
@@ -119,6 +165,11 @@ def _alert(
         severity=rule.severity,
         words=words,
     )
+
+
+def _kind(reading: Reading) -> str:
+    """A derived number may be beyond float64 although every value is finite."""
+    return "finite" if reading.value is not None and math.isfinite(reading.value) else "posinf"
 
 
 def _missing(candidate: CandidateResult, rule: RuleConfig) -> Alert:

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from quantwatch.alerts.limits import NOISE_FACTOR, NoiseFloor
+from quantwatch.alerts.changes import Finding, comparison_of, weigh
+from quantwatch.alerts.limits import NoiseFloor, allowed_change
 from quantwatch.config.rules import RuleConfig
-from quantwatch.domain import Alert, CandidateResult, Severity, Verdict
+from quantwatch.domain import Alert, CandidateResult, Measurement, Severity, Verdict
 
 HEADLINE = "logit_kl"
 """The metric that decides whether a candidate is better than its baseline."""
@@ -39,22 +40,32 @@ def has_improved(
     *,
     noise_floor: NoiseFloor,
 ) -> bool:
-    """Say whether the output KL is lower than the baseline's by more than a change for the worse
-    may be: max(min_effect, 3 × noise floor) of the rule on it. Never without such a rule.
+    """Say whether the output KL is better than the baseline's, as surely as it would have to be
+    worse to breach a rule on it. Never without such a rule.
     """
-    rule = next(
-        (r for r in rules if r.enabled and r.kind == "baseline" and r.metric == HEADLINE), None
-    )
     now, before = candidate.find(HEADLINE), baseline.find(HEADLINE) if baseline else None
-    if rule is None or rule.min_effect is None or now is None or before is None:
+    if now is None or before is None or now.num_nonfinite:
         return False
-    if now.mean is None or before.mean is None or now.num_nonfinite:
+    found = [r for r in rules if r.enabled and r.kind == "baseline" and r.metric == HEADLINE]
+    return any(_is_better(rule, now, before, baseline, noise_floor) for rule in found)
+
+
+def _is_better(
+    rule: RuleConfig,
+    now: Measurement,
+    before: Measurement,
+    baseline: CandidateResult | None,
+    noise_floor: NoiseFloor,
+) -> bool:
+    comparison = comparison_of(rule, now.scope, baseline)
+    if comparison is not None:
+        return weigh(rule, comparison, noise_floor).finding is Finding.IMPROVED
+    if now.mean is None or before.mean is None:
         return False
-    noise = NOISE_FACTOR * noise_floor.get((HEADLINE, now.scope), 0.0)
-    return before.mean - now.mean > max(rule.min_effect, noise)
+    return before.mean - now.mean > allowed_change(rule, now.scope, noise_floor)
 
 
 def _verdict(alert: Alert) -> Verdict:
-    if alert.value_kind == "missing":
+    if not alert.is_decided:
         return Verdict.INCONCLUSIVE
     return Verdict.REGRESSION if alert.severity == Severity.CRITICAL else Verdict.WARN

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quantwatch.domain import Alert, CandidateResult, RunResult, RunStatus, Scope, layer_index
+from quantwatch.domain.drift import changed
 from quantwatch.report.figures import Figures
 from quantwatch.report.numbers import MISSING, Number
 from quantwatch.report.words import alert_value
@@ -88,6 +89,7 @@ def _candidate(candidate: CandidateResult) -> Document:
         "culprit": culprit and culprit.scope,
         "culprit_words": culprit and culprit.words,
         "failure": candidate.failure,
+        "changed": changed(candidate.baseline_differences),
         "logit_kl": _statistics(figures, "logit_kl", "model", _KL),
         "bit_equal": candidate.bit_equal,
         "first_nonfinite": found

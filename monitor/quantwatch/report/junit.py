@@ -66,7 +66,7 @@ def _breach(
     suite: Xml.Element, where: str, rule: str, figures: Figures, alerts: list[Alert]
 ) -> None:
     lines = [words.alert_words(alert, figures) for alert in words.worst_first(alerts)]
-    critical = any(a.severity == Severity.CRITICAL and a.value_kind != "missing" for a in alerts)
+    critical = any(a.severity == Severity.CRITICAL and a.is_decided for a in alerts)
     if critical:
         case = _case(suite, where, rule)
         message = printable(lines[0] + words.more_scopes(len(lines) - 1))

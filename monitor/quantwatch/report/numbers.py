@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from quantwatch.domain import Measurement
 
-_SIGNS = {"nan": "NaN", "posinf": "+∞", "neginf": "−∞", "missing": "–"}
+_SIGNS = {"nan": "NaN", "posinf": "+∞", "neginf": "−∞", "missing": "–", "inconclusive": "–"}
 # XML 1.0 allows no other control characters, no surrogates, not U+FFFE and U+FFFF.
 _UNPRINTABLE = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 Z95 = 1.96

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from quantwatch.domain import (
     Alert,
     CandidateResult,
+    Json,
     RunResult,
     RunStatus,
     Severity,
     Variant,
     Verdict,
 )
+from quantwatch.domain.drift import changed
+from quantwatch.domain.drift import headline as drift_words
 from quantwatch.report.figures import Figures, Interval
 from quantwatch.report.numbers import Number
 
@@ -90,7 +93,7 @@ def alert_value(alert: Alert) -> Number:
 
 def alert_words(alert: Alert, figures: Figures | None) -> str:
     """Return one alert: the rule's own words, then value, limit and 95 % interval."""
-    if alert.value_kind == "missing":
+    if not alert.is_decided:
         return alert.words
     value = f"{alert.metric}.{alert.statistic} at {alert.scope} = {alert_value(alert).text(4)}"
     interval = _interval_words(alert, figures)
@@ -140,7 +143,17 @@ def more_scopes(count: int) -> str:
 
 
 def baseline_words(result: RunResult) -> str:
-    """Return which run this one was compared with, or that there was none."""
+    """Return which run this one was compared with, or none, and what else changed since then."""
     if result.baseline_mismatch:
         return f"not comparable ({'; '.join(result.baseline_mismatch)})"
-    return result.baseline_run_id or "none"
+    moved = drift_words(_drift(result))
+    return "; ".join(filter(None, (result.baseline_run_id or "none", moved)))
+
+
+def _drift(result: RunResult) -> list[Json]:
+    """Return what changed since the baseline, once for all candidates: most of it is common."""
+    found: dict[str, Json] = {}
+    for candidate in result.candidates:
+        for record in changed(candidate.baseline_differences):
+            found.setdefault(record["name"], record)
+    return list(found.values())
