@@ -1,15 +1,18 @@
-"""`quantwatch db`: the database's schema and its backup."""
+"""`quantwatch db`: the database's schema, its backup, its size, and what is kept."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from quantwatch.cli import retention
 from quantwatch.cli.session import Session
-from quantwatch.cli.streams import say
+from quantwatch.cli.streams import say, whisper
 from quantwatch.errors import StoreError
 
 app = typer.Typer(help="The database.", no_args_is_help=True)
+app.command("prune")(retention.prune)
+app.command("sizes")(retention.sizes)
 
 
 @app.command("upgrade")
@@ -46,6 +49,20 @@ def backup(
     url = Session.of(context).database_url()
     store_backup(url, target)
     say(f"wrote {target}: backup of {shown(url)}\n")
+
+
+@app.command("restore")
+def restore(
+    context: typer.Context, source: Annotated[Path, typer.Argument(help="File of `db backup`.")]
+) -> None:
+    """Fill a new or empty database from a backup; nothing is overwritten."""
+    from quantwatch.store.restore import restore as store_restore
+
+    url = Session.of(context).database_url()
+    state = store_restore(url, source)
+    say(f"{shown(url)}: restored from {source}\n")
+    if state != "current":
+        whisper(f"note: its schema is {state}; {remedy(state)}")
 
 
 def shown(url: str) -> str:

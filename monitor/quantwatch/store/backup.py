@@ -37,6 +37,20 @@ def backup(url: str, target: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
+def connection_words(url: URL) -> str:
+    """Return where a PostgreSQL database is, as its programs take it; never a password."""
+    place = {"host": url.host, "port": url.port, "user": url.username, "dbname": url.database}
+    query = {key: str(value) for key, value in url.query.items() if key != "password"}
+    given = {key: value for key, value in place.items() if value} | query
+    return psycopg.conninfo.make_conninfo("", **given)
+
+
+def secrets_of(url: URL) -> dict[str, str]:
+    """Return the environment of PostgreSQL's programs: other users can read a command line."""
+    secret = url.password or url.query.get("password")
+    return {"PGPASSWORD": str(secret)} if secret else {}
+
+
 def _copy_sqlite(url: URL, target: Path) -> None:
     file = SqliteFile.of(url)
     if not file.path.exists():
@@ -61,14 +75,9 @@ def _dump_postgres(url: URL, target: Path) -> None:
         raise StoreError(
             f"Database {shown(url)} needs pg_dump for a backup; install PostgreSQL's client tools."
         )
-    place = {"host": url.host, "port": url.port, "user": url.username, "dbname": url.database}
-    query = {key: str(value) for key, value in url.query.items() if key != "password"}
-    given = {key: value for key, value in place.items() if value} | query
-    where = psycopg.conninfo.make_conninfo("", **given)
-    # The password goes through the environment: other users can read a command line.
-    secret = url.password or url.query.get("password")
-    environment = os.environ | ({"PGPASSWORD": str(secret)} if secret else {})
-    command = [program, "--format=custom", "--no-password", f"--file={target}", f"--dbname={where}"]
+    command = [program, "--format=custom", "--no-password", f"--file={target}"]
+    command += [f"--dbname={connection_words(url)}"]
+    environment = os.environ | secrets_of(url)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
