@@ -14,7 +14,9 @@ RUN pip install --no-cache-dir --constraint /tmp/constraints.txt /wheels/*.whl \
     && chown quantwatch /var/lib/quantwatch
 USER quantwatch
 ENV XDG_CACHE_HOME=/var/lib/quantwatch/cache \
-    XDG_DATA_HOME=/var/lib/quantwatch/data
+    XDG_DATA_HOME=/var/lib/quantwatch/data \
+    HF_HOME=/var/lib/quantwatch/huggingface \
+    PYTHONUNBUFFERED=1
 WORKDIR /etc/quantwatch
 ENTRYPOINT ["quantwatch"]
 CMD ["--help"]

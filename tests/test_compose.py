@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from quantwatch.config import durations
+from quantwatch.config.service import ServiceConfig
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -50,6 +53,32 @@ def test_the_image_runs_as_a_user() -> None:
     assert lines.index("USER quantwatch") < next(
         i for i, x in enumerate(lines) if x.startswith("ENTRYPOINT")
     )
+
+
+def test_every_service_is_looked_after(compose: Any) -> None:
+    """Catches a container that hangs and stays, and a monitor that only lists its checks."""
+    services = compose["services"]
+    for name in ("postgres", "monitor", "dashboard"):
+        assert services[name]["healthcheck"]["test"]
+    assert services["monitor"]["command"] == ["start"]
+    assert "/healthz" in services["monitor"]["healthcheck"]["test"][-1]
+
+
+@pytest.mark.parametrize("name", ["migrate", "monitor", "dashboard"])
+def test_our_containers_can_change_nothing_but_their_data(name: str, compose: Any) -> None:
+    """Catches a writable root, rights that nobody needs, a secret that can be overwritten."""
+    service = compose["services"][name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    writable = [volume for volume in service["volumes"] if not volume.endswith(":ro")]
+    assert writable == ["cache:/var/lib/quantwatch"]
+
+
+def test_a_stopped_monitor_has_time_to_give_its_run_back(compose: Any) -> None:
+    """Catches docker's ten seconds, after which a run would be killed in the middle."""
+    grace = durations.seconds(compose["services"]["monitor"]["stop_grace_period"])
+    assert grace >= durations.seconds(ServiceConfig().shutdown) + 20
 
 
 def test_services_wait_for_the_schema(compose: Any) -> None:

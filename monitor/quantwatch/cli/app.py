@@ -8,11 +8,28 @@ from typing import Annotated, NoReturn
 import typer
 
 from quantwatch import __version__
-from quantwatch.cli import baseline, check, compare, dashboard, db, demo, doctor, report, runs
+from quantwatch.cli import (
+    alerts,
+    baseline,
+    check,
+    compare,
+    config,
+    dashboard,
+    db,
+    deliveries,
+    demo,
+    doctor,
+    endpoints,
+    report,
+    runs,
+    schedule,
+    start,
+)
 from quantwatch.cli.failures import Guarded, exit_code
 from quantwatch.cli.session import Session
 from quantwatch.cli.signals import stoppable
 from quantwatch.cli.streams import steady
+from quantwatch.observability import logs
 
 app = typer.Typer(
     cls=Guarded,
@@ -27,10 +44,16 @@ app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
 app.command("dashboard")(dashboard.dashboard)
+app.command("start")(start.start)
+app.add_typer(config.app, name="config")
 app.add_typer(check.app, name="check")
 app.add_typer(runs.app, name="runs")
+app.add_typer(schedule.app, name="schedule")
 app.add_typer(baseline.app, name="baseline")
 app.add_typer(db.app, name="db")
+app.add_typer(alerts.app, name="alerts")
+app.add_typer(deliveries.app, name="deliveries")
+app.add_typer(endpoints.app, name="endpoints")
 
 
 def _version(wanted: bool) -> None:
@@ -55,6 +78,8 @@ def options(
 ) -> None:
     """Keep the global options where every command finds them."""
     _ = version
+    # Warnings only; `start` says more.
+    logs.configure(logs.wanted_form("text"), everything=False, level=logs.QUIET)
     context.obj = Session(config_path=config, database=database, debug=debug)
 
 

@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quantwatch.cli import options as o
+from quantwatch.cli.actor import actor
 from quantwatch.cli.output import show, show_json, table
 from quantwatch.cli.session import Session
 from quantwatch.cli.streams import say
 from quantwatch.errors import UserError
 
 if TYPE_CHECKING:
-    from quantwatch.domain import RunResult
+    from collections.abc import Iterable
+
+    from quantwatch.domain import Block, RunResult
+    from quantwatch.store.baselines import Standing
     from quantwatch.store.session import Database
 
 app = typer.Typer(help="Baselines: what runs are compared with.", no_args_is_help=True)
@@ -28,7 +32,7 @@ def pin(context: typer.Context, run: o.RunId) -> None:
     session = Session.of(context)
     result = session.stored(run)
     with session.writer() as database:
-        store_pin(database, result.check, result.run_id)
+        store_pin(database, result.check, result.run_id, actor=actor())
     say(f"{result.check}: baseline is {result.run_id}\n")
 
 
@@ -38,49 +42,61 @@ def unpin(context: typer.Context, check: o.Check) -> None:
     from quantwatch.store.baselines import unpin as store_unpin
 
     with Session.of(context).writer() as database:
-        store_unpin(database, check)
+        store_unpin(database, check, actor=actor())
     say(f"{check}: no baseline\n")
 
 
 @app.command("show")
 def show_(context: typer.Context, json: o.AsJson = False) -> None:
-    """List the checks that have runs and the baseline of each."""
-    from quantwatch.store.baselines import get_pinned
-    from quantwatch.store.runs import latest_by_check
+    """List the checks that have runs: kind of baseline, which run, since when, by whom."""
+    from quantwatch.store.baselines import standings
 
     with Session.of(context, json=json).reader() as database:
-        checks = [run.check for run in latest_by_check(database)]
-        pinned = {check: get_pinned(database, check) for check in checks}
+        found = standings(database)
     if json:
-        show_json(pinned)
+        show_json({each.check: _document(each) for each in found})
     else:
-        show(table(["check", "baseline"], [[c, run or "none"] for c, run in pinned.items()]))
+        rows = [[each.check, *(str(v or "–") for v in _document(each).values())] for each in found]
+        show(table(["check", "kind", "run", "since", "by"], rows))
+
+
+def _document(standing: "Standing") -> dict[str, str | None]:
+    since = None if standing.since is None else standing.since.isoformat(timespec="seconds")
+    return {
+        "kind": standing.kind,
+        "run": standing.run_id,
+        "since": since,
+        "by": standing.by,
+    }
 
 
 @app.command("export")
 def export(context: typer.Context, run: o.RunId, file: File) -> None:
     """Write a run to a file for `check run --baseline FILE`."""
     from quantwatch.baselines.files import export_run
+    from quantwatch.pipeline.against import judged_sums
 
-    result = Session.of(context).stored(run)
-    export_run(result, file)
+    session = Session.of(context)
+    result = session.stored(run)
+    with session.reader() as database:
+        export_run(result, file, judged_sums(database, result))
     say(f"wrote {file}: run {result.run_id} of {result.check}\n")
 
 
 @app.command("import")
 def import_(context: typer.Context, file: File) -> None:
     """Put an exported run into the database and pin it."""
-    from quantwatch.baselines.files import import_run
+    from quantwatch.baselines.files import import_run, import_sums
     from quantwatch.store.baselines import pin as store_pin
 
-    result = import_run(file)
+    result, sums = import_run(file), import_sums(file)
     with Session.of(context).writer() as database:
-        keep(database, result)
-        store_pin(database, result.check, result.run_id)
+        keep(database, result, sums)
+        store_pin(database, result.check, result.run_id, actor=actor())
     say(f"{result.check}: baseline is {result.run_id}\n")
 
 
-def keep(database: "Database", result: "RunResult") -> None:
+def keep(database: "Database", result: "RunResult", sums: "Iterable[Block]") -> None:
     """Store a run that came from a file, unless it is stored already. It has no token matrices."""
     from quantwatch.domain import RunStatus
     from quantwatch.store import runs
@@ -96,7 +112,7 @@ def keep(database: "Database", result: "RunResult") -> None:
         started_at=result.started_at,
     )
     try:
-        runs.finish_run(database, result, None, ())
+        runs.finish_run(database, result, None, sums)
     except BaseException:
         runs.end_run(database, result.run_id, RunStatus.FAILED, "import failed")
         raise

@@ -34,11 +34,12 @@ def run(
 ) -> NoReturn:
     """Run a check, deliver its result, and exit with its code."""
     from quantwatch.alerts.exit_codes import exit_code
-    from quantwatch.baselines.files import import_run
+    from quantwatch.baselines.files import import_run, import_sums
     from quantwatch.pipeline import RunRequest
 
     baseline = None if wishes.baseline is None else import_run(wishes.baseline)
-    request = RunRequest(name, check, base_dir, cache_dir(), baseline)
+    sums = () if wishes.baseline is None else import_sums(wishes.baseline)
+    request = RunRequest(name, check, base_dir, cache_dir(), baseline, sums)
     result = execute(session, request, store=wishes.store, sure=wishes.sure)
     wishes.delivery.deliver(result)
     raise typer.Exit(exit_code(result))

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from quantwatch.config.base import Name, Strict
+from quantwatch.config.drift import name_problem
 from quantwatch.config.scopes import as_globs, scope_problem
 from quantwatch.domain import Severity
 from quantwatch.metrics.registry import METRICS
@@ -20,6 +21,10 @@ NUMBER_OF_KIND = {"absolute": "threshold", "median_ratio": "factor", "baseline":
 """The one number that each kind of rule takes."""
 NONFINITE = "nonfinite"
 """The metric of the one rule that counts NaN and infinite values instead of measuring."""
+DRIFT = "drift"
+"""The metric of rules that count what changed beside the numbers: weights, versions, drivers."""
+COUNTED = (NONFINITE, DRIFT)
+"""Metrics that are counted, not measured: they are in no registry and have no statistic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +69,14 @@ class RuleConfig(RuleOverride):
         description="With the name of a default rule (or a rule of the check), only the fields "
         "that are given change."
     )
-    metric: str = Field(description="A slug of docs/metrics.md, ppl_ratio or rms_delta_p.")
+    metric: str = Field(
+        description="A slug of docs/metrics.md, ppl_ratio, rms_delta_p, or drift: what changed "
+        "since the baseline beside the numbers."
+    )
     scope: Globs = Field(
         default="model",
-        description="Glob over scopes, or a list of them; layers.* means whole layers only.",
+        description="Glob over scopes, or a list of them; layers.* means whole layers only. For "
+        "drift over names: weights_sha, reference.*, environment.libraries.torch, …",
     )
     statistic: Statistic = Field(default="mean", description="Which statistic of the measurement.")
     kind: Kind = Field(
@@ -126,7 +135,7 @@ class RuleConfig(RuleOverride):
     @field_validator("metric")
     @classmethod
     def _known_metric(cls, metric: str) -> str:
-        if metric == NONFINITE or metric in DERIVED:
+        if metric in COUNTED or metric in DERIVED:
             return metric
         usable = [slug for slug, spec in METRICS.items() if spec.direction != "neutral"]
         if metric in usable:
@@ -134,17 +143,31 @@ class RuleConfig(RuleOverride):
         close = get_close_matches(metric, [*usable, *DERIVED], n=1)
         why = "has no worse direction" if metric in METRICS else "is unknown"
         hint = f"; did you mean {close[0]}?" if close and metric not in METRICS else ""
-        raise ValueError(f"{metric!r} {why}{hint}; allowed: {', '.join([*usable, *DERIVED])}")
+        allowed = ", ".join([*usable, *DERIVED, DRIFT])
+        raise ValueError(f"{metric!r} {why}{hint}; allowed: {allowed}")
 
     @model_validator(mode="after")
     def _consistent(self) -> "RuleConfig":
         if self.metric == NONFINITE:
             return self
+        if self.metric == DRIFT:
+            return self._watching_names()
         for problem in (self._number_problem(), self._derived_problem(), self._ratio_problem()):
             if problem is not None:
                 raise ValueError(problem)
         for glob in self.globs:
             if (problem := scope_problem(glob, self.source)) is not None:
+                raise ValueError(problem)
+        return self
+
+    def _watching_names(self) -> "RuleConfig":
+        """Return the rule; raises ValueError when it watches nothing, or takes a number."""
+        given = [key for key in NUMBER_OF_KIND.values() if getattr(self, key) is not None]
+        if given or self.kind != "absolute" or self.statistic != "mean":
+            raise ValueError("a rule on drift takes scope only: the names that it watches")
+        problems = [name_problem(glob) for glob in self.globs] or ["scope is empty"]
+        for problem in problems:
+            if problem is not None:
                 raise ValueError(problem)
         return self
 

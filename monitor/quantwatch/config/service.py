@@ -7,7 +7,8 @@ from pydantic import Field, model_validator
 from quantwatch.config.base import Strict
 from quantwatch.config.durations import Duration, PositiveDuration
 
-Format = Literal["quantwatch", "alertmanager", "slack", "discord", "teams", "pagerduty"]
+Format = Literal["quantwatch", "alertmanager", "slack", "discord", "teams", "pagerduty", "apprise"]
+"""Shapes of messages. `apprise` needs the extra of that name and gives no delivery guarantee."""
 
 
 class EndpointConfig(Strict):

@@ -1,12 +1,12 @@
 """Prometheus meters of the service, one registry per process. Names: service_anchors §6.11.
 
 Labels are bounded: checks, candidates, endpoints of the configuration, states. Never a run id, a
-URL, a prompt, a layer (layers are exported on request, worst few only).
+URL, a prompt, a layer (layers are exported on request, worst few only). `labels` sees to it.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from quantwatch.observability.labels import REFUSED, REGISTRY, Counter, Gauge, Histogram
 
-REGISTRY = CollectorRegistry()
+__all__ = ["REFUSED", "REGISTRY"]
 
 BUILD_INFO = Gauge(
     "quantwatch_build_info",
@@ -89,4 +89,28 @@ DB_LOCK_WAIT = Histogram(
 )
 STORAGE_FREE = Gauge(
     "quantwatch_storage_free_ratio", "Free share of the database's disk.", registry=REGISTRY
+)
+LAYER_KL = Gauge(
+    "quantwatch_layer_kl_nats",
+    "Lens KL of the worst layers of the newest succeeded run; on request (service.layer_metrics).",
+    ["check", "variant", "layer"],
+    registry=REGISTRY,
+)
+CONFIG_APPLIED = Gauge(
+    "quantwatch_config_last_applied_timestamp_seconds",
+    "When this process took over a configuration, Unix time.",
+    registry=REGISTRY,
+)
+CONFIG_BROKEN = Gauge(
+    "quantwatch_config_last_reload_failed",
+    "1 while the file can't be used and the configuration before it is kept.",
+    registry=REGISTRY,
+)
+PART_ALIVE = Gauge(
+    "quantwatch_part_alive", "1 while a part of this process works.", ["part"], registry=REGISTRY
+)
+DATABASE_UP = Gauge(
+    "quantwatch_database_up",
+    "1 when the database answered the newest scrape; 0: its figures are left out.",
+    registry=REGISTRY,
 )

@@ -7,6 +7,7 @@ import pytest
 from quantwatch.config.load import database_url
 from quantwatch.config.schema import Config, DatabaseConfig
 from quantwatch.errors import ConfigError
+from quantwatch.observability import redaction
 
 BASE = Path("/srv/watch")
 
@@ -57,3 +58,28 @@ def test_another_scheme_is_refused_and_the_password_not_printed(url: str) -> Non
     ) as caught:
         database_url(configured(url), {})
     assert "secret" not in str(caught.value)
+
+
+def test_the_url_may_lie_in_a_file(tmp_path: Path) -> None:
+    """Catches a mounted secret that is not read, and a password that is not kept out of logs."""
+    file = tmp_path / "url"
+    file.write_text("postgresql://quantwatch:canary-pw%40x@db/quantwatch\n")
+    env = {"QUANTWATCH_DATABASE_URL_FILE": str(file)}
+    assert database_url(None, env) == "postgresql://quantwatch:canary-pw%40x@db/quantwatch"
+    assert "canary" not in redaction.scrub("could not connect: canary-pw@x / canary-pw%40x")
+    assert redaction.scrub("db/quantwatch") == "db/quantwatch"
+    redaction.forget()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "No such file"), (b"", "one line"), (b"a\nb", "one line"), (b"\xff", "no UTF-8 text")],
+    ids=["missing", "empty", "two-lines", "binary"],
+)
+def test_a_file_without_a_url_is_named(content: bytes | None, words: str, tmp_path: Path) -> None:
+    """Catches a service that starts on the default database because its secret was not mounted."""
+    file = tmp_path / "url"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"QUANTWATCH_DATABASE_URL_FILE: .*url: .*{words}"):
+        database_url(None, {"QUANTWATCH_DATABASE_URL_FILE": str(file)})

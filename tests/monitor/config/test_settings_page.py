@@ -11,21 +11,35 @@ from pydantic.fields import FieldInfo
 from quantwatch.config.default_rules import DEFAULT_RULES
 from quantwatch.config.rules import RuleConfig
 from quantwatch.config.schema import (
+    AlertingConfig,
+    BaselineConfig,
     CandidateConfig,
     CheckConfig,
     Config,
     DatabaseConfig,
+    EndpointConfig,
     FaultConfig,
     RecipeConfig,
+    RetentionConfig,
+    ScheduleConfig,
+    ServiceConfig,
     SuiteConfig,
     VariantConfig,
 )
+from quantwatch.config.watching import MaintenanceConfig
 
 PAGE = Path(__file__).parents[3] / "docs" / "settings.md"
 SECTIONS: dict[str, type[BaseModel]] = {
     "The file": Config,
     "[database]": DatabaseConfig,
     "[checks.NAME]": CheckConfig,
+    "[checks.NAME.schedule]": ScheduleConfig,
+    "[checks.NAME.baseline]": BaselineConfig,
+    "[checks.NAME.alerting]": AlertingConfig,
+    "[[checks.NAME.alerting.maintenance]]": MaintenanceConfig,
+    "[endpoints.NAME]": EndpointConfig,
+    "[service]": ServiceConfig,
+    "[retention]": RetentionConfig,
     "reference and candidates": VariantConfig,
     "[[checks.NAME.candidates]] in addition": CandidateConfig,
     "recipe": RecipeConfig,

@@ -1,0 +1,154 @@
+"""What a changed quantwatch.toml would change: a plan, made before anything is applied. Pure."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from quantwatch.config.roots import runs_own_code
+from quantwatch.config.schema import CheckConfig, Config
+from quantwatch.telemetry import canonical_sha
+
+Kind = Literal["check", "schedule", "endpoint"]
+Action = Literal["added", "removed", "changed"]
+Document = Mapping[str, Any]
+OWN_CODE = "runs its own code"
+"""The mark of a check whose model may run code of its own."""
+_MOST_DETAILS = 8
+_MOST_LETTERS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What the service works with now: checks as documents, endpoints by digest."""
+
+    checks: Mapping[str, Document] = field(default_factory=dict)
+    endpoints: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that would be added, removed or changed."""
+
+    action: Action
+    kind: Kind
+    name: str
+    details: tuple[str, ...] = ()
+    """Which keys, and from what to what."""
+    marks: tuple[str, ...] = ()
+    """What people must see before they agree."""
+
+    def __str__(self) -> str:
+        words = f"{self.action} {self.kind} {self.name}"
+        more = [*(f"[{mark}]" for mark in self.marks), "; ".join(self.details)]
+        return " ".join([words, *filter(None, more)])
+
+
+def check_document(check: CheckConfig) -> dict[str, Any]:
+    """Return a check as it is stored and as runs are queued with it: plain JSON."""
+    return check.model_dump(mode="json")
+
+
+def documents(config: Config) -> dict[str, dict[str, Any]]:
+    """Return all checks as documents by name."""
+    return {name: check_document(check) for name, check in config.checks.items()}
+
+
+def document_sha(document: Document) -> str:
+    """Return the digest of a check's document."""
+    return canonical_sha(document)
+
+
+def plan(
+    config: Config, endpoint_shas: Mapping[str, str] | None, applied: Applied
+) -> tuple[Change, ...]:
+    """Return what applying a configuration would change, in the order of names; () for nothing.
+
+    `endpoint_shas` are the digests of the resolved endpoints; None leaves endpoints out.
+    """
+    wanted = documents(config)
+    changes = [*_check_changes(wanted, applied.checks)]
+    changes += _schedule_changes(wanted, applied.checks)
+    if endpoint_shas is not None:
+        changes += _endpoint_changes(endpoint_shas, applied.endpoints)
+    return tuple(_marked(change, config) for change in changes)
+
+
+def mark(check: CheckConfig) -> str:
+    """Return the mark of a check for lists and logs: which variants run their own code, or ""."""
+    names = runs_own_code(check)
+    return f"{OWN_CODE}: {', '.join(names)}" if names else ""
+
+
+def differences(before: Any, after: Any, where: str = "") -> Iterator[str]:
+    """Yield which keys of two documents differ: `suite.limit: 4 → 8`."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for key in sorted({*before, *after}):
+            at = f"{where}.{key}" if where else str(key)
+            yield from differences(before.get(key), after.get(key), at)
+    elif _are_lists(before, after) and len(before) == len(after):
+        for index, (one, other) in enumerate(zip(before, after, strict=True)):
+            yield from differences(one, other, f"{where}[{index}]")
+    elif before != after:
+        yield f"{where}: {_shown(before)} → {_shown(after)}"
+
+
+def _check_changes(
+    wanted: Mapping[str, Document], applied: Mapping[str, Document]
+) -> Iterator[Change]:
+    for name in sorted({*wanted, *applied}):
+        yield from _change("check", name, applied.get(name), wanted.get(name), without="schedule")
+
+
+def _schedule_changes(
+    wanted: Mapping[str, Document], applied: Mapping[str, Document]
+) -> Iterator[Change]:
+    for name in sorted({*wanted, *applied}):
+        before, after = (each.get(name, {}).get("schedule") for each in (applied, wanted))
+        yield from _change("schedule", name, before, after)
+
+
+def _endpoint_changes(wanted: Mapping[str, str], applied: Mapping[str, str]) -> Iterator[Change]:
+    for name in sorted({*wanted, *applied}):
+        if name not in applied:
+            yield Change("added", "endpoint", name)
+        elif name not in wanted:
+            yield Change("removed", "endpoint", name)
+        elif wanted[name] != applied[name]:
+            # The digest covers secrets: which key it was is not told.
+            yield Change("changed", "endpoint", name, ("its settings or secrets",))
+
+
+def _change(
+    kind: Kind, name: str, before: Document | None, after: Document | None, without: str = ""
+) -> Iterator[Change]:
+    if before is None and after is None:
+        return
+    if before is None or after is None:
+        yield Change("added" if before is None else "removed", kind, name)
+        return
+    old, new = ({k: v for k, v in each.items() if k != without} for each in (before, after))
+    if found := list(differences(old, new)):
+        yield Change("changed", kind, name, _cut(found))
+
+
+def _marked(change: Change, config: Config) -> Change:
+    check = config.checks.get(change.name)
+    if change.kind != "check" or check is None or not (words := mark(check)):
+        return change
+    return Change(change.action, change.kind, change.name, change.details, (words,))
+
+
+def _cut(found: Sequence[str]) -> tuple[str, ...]:
+    hidden = len(found) - _MOST_DETAILS
+    more = (f"… and {hidden} more",) if hidden > 0 else ()
+    return (*found[:_MOST_DETAILS], *more)
+
+
+def _are_lists(before: Any, after: Any) -> bool:
+    return isinstance(before, list) and isinstance(after, list)
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}…"

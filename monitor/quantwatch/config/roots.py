@@ -1,0 +1,80 @@
+"""Where models and prompts of the service's checks may lie: what the file names can't leave it."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from quantwatch.config.files import is_there, local_path, looks_like_path
+from quantwatch.config.problems import config_error, dotted
+from quantwatch.config.schema import CheckConfig, Config
+from quantwatch.config.variants import VariantConfig
+
+Location = tuple[int | str, ...]
+
+
+def allowed_roots(config: Config, base_dir: Path) -> tuple[Path, ...]:
+    """Return the folders that the service may read from, links followed: the file's by default."""
+    roots = [local_path(root, base_dir) for root in config.service.allowed_roots] or [base_dir]
+    return tuple(Path(os.path.realpath(root)) for root in roots)
+
+
+def require_inside(config: Config, base_dir: Path, origin: str = "quantwatch.toml") -> None:
+    """Raise ConfigError naming every path of a check that leaves the allowed roots."""
+    roots = allowed_roots(config, base_dir)
+    problems = [
+        problem
+        for name, check in config.checks.items()
+        for problem in outside(check, base_dir, roots, ("checks", name))
+    ]
+    if problems:
+        raise config_error(origin, problems)
+
+
+def outside(
+    check: CheckConfig, base_dir: Path, roots: Sequence[Path], location: Location = ()
+) -> list[str]:
+    """Return what is wrong with a check's paths, in words; [] when all lie inside the roots.
+
+    Links are followed, so that a link inside does not lead out. Hub ids and the demo model are no
+    paths. Call it again right before a run: a link may have been moved since.
+    """
+    named = list(_paths(check, base_dir, location))
+    return [
+        f"{dotted(where)}: {path} lies outside of what the service may read; allowed: "
+        f"{', '.join(map(str, roots)) or 'nothing'} (service.allowed_roots)"
+        for where, path in named
+        if not any(_resolved(path).is_relative_to(root) for root in roots)
+    ]
+
+
+def runs_own_code(check: CheckConfig) -> tuple[str, ...]:
+    """Return which variants of a check may run code of their own (`allow_code = true`)."""
+    variants: list[tuple[str, VariantConfig]] = [("reference", check.reference)]
+    variants += [(candidate.name, candidate) for candidate in check.candidates]
+    return tuple(name for name, variant in variants if variant.allow_code)
+
+
+def _paths(check: CheckConfig, base_dir: Path, at: Location) -> Iterator[tuple[Location, Path]]:
+    for index, file in enumerate(check.suite.files):
+        yield (*at, "suite", "files", index), local_path(file, base_dir)
+    yield from _model_paths((*at, "reference"), check.reference, base_dir)
+    for index, candidate in enumerate(check.candidates):
+        yield from _model_paths((*at, "candidates", index), candidate, base_dir)
+
+
+def _model_paths(
+    at: Location, variant: VariantConfig, base_dir: Path
+) -> Iterator[tuple[Location, Path]]:
+    if variant.model is None:
+        return
+    path = local_path(variant.model, base_dir)
+    # What exists is loaded as a path, even if it looks like a hub id.
+    if looks_like_path(variant.model) or is_there(path):
+        yield (*at, "model"), path
+    if variant.gguf_file is not None:
+        # A hub repository has no parent folders, either.
+        yield (*at, "gguf_file"), (path / variant.gguf_file)
+
+
+def _resolved(path: Path) -> Path:
+    return Path(os.path.realpath(path))
