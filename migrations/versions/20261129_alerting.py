@@ -39,7 +39,7 @@ def _alert_columns() -> list[sa.Column[Any]]:
     counters = ("num_breaches", "num_clear", "num_missing", "seq")
     return [
         sa.Column("state", _STRING, nullable=False, server_default="inactive"),
-        *_optional(_STRING, "severity", "rule_sha", "episode_id", "last_run_id"),
+        *_optional(_STRING, "severity", "rule_sha", "episode_id", "last_run_id", "awaits_run_id"),
         *_optional(_TIME, "changed_at"),
         *(sa.Column(name, _COUNT, nullable=False, server_default="0") for name in counters),
     ]
@@ -56,17 +56,19 @@ def _create_episodes() -> None:
         _fk("rule_evaluation", "alert_id", "alert"),
         _fk("rule_evaluation", "run_id", "run", ondelete="CASCADE"),
     )
+    _index("rule_evaluation", "run_id")
     op.create_table(
         "episode",
         *_required(_STRING, "id", "severity", "peak_kind"),
         *_required(_INT, "alert_id"),
         *_required(_TIME, "opened_at"),
-        *_optional(_TIME, "fired_at", "resolved_at", "reminded_at", "acked_at"),
+        *_optional(_TIME, "fired_at", "resolved_at", "muted_at"),
+        *_optional(_TIME, "reminded_at", "acked_at"),
         *_optional(_STRING, "resolve_reason", "first_run_id", "last_run_id", "acked_by"),
         *_required(_COUNT, "num_runs"),
         *_optional(_DOUBLE, "peak_value"),
         *_optional(_TEXT, "ack_comment"),
-        *_required(_TEXT, "evidence"),
+        *_required(_TEXT, "told", "evidence"),
         _pk("episode", "id"),
         _fk("episode", "alert_id", "alert"),
     )
@@ -99,7 +101,7 @@ def _create_outbox() -> None:
         *_required(_STRING, "event_id", "endpoint", "subject", "state"),
         *_required(_COUNT, "seq", "attempt"),
         *_required(_TIME, "created_at", "next_at"),
-        *_optional(_STRING, "lease_token"),
+        *_optional(_STRING, "lease_token", "digest_id"),
         *_optional(_TIME, "lease_until", "ended_at"),
         *_required(sa.Boolean(), "left_machine"),
         *_optional(_INT, "last_status"),
@@ -110,6 +112,13 @@ def _create_outbox() -> None:
     )
     _index("delivery", "state", "next_at")
     _index("delivery", "endpoint", "subject", "seq")
+    is_open = sa.text("ended_at IS NULL")
+    for name, columns in (
+        ("ix_delivery_waiting", ["endpoint", "id"]),
+        ("ix_delivery_open", ["endpoint", "subject", "seq"]),
+    ):
+        where: Any = {"sqlite_where": is_open, "postgresql_where": is_open}
+        op.create_index(name, "delivery", columns, **where)
 
 
 def _create_endpoints() -> None:

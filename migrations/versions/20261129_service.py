@@ -111,7 +111,7 @@ def _create_attempts() -> None:
         *_required(_COUNT, "pid"),
         *_required(_TIME, "started_at"),
         *_optional(_TIME, "ended_at"),
-        *_optional(_STRING, "outcome", "error_class"),
+        *_optional(_STRING, "outcome", "reason_code", "error_class"),
         *_optional(_TEXT, "message"),
         *_optional(_COUNT, "peak_memory_bytes"),
         *_optional(_TEXT, "gpus"),

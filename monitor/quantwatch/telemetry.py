@@ -16,7 +16,8 @@ from typing import Any
 from quantwatch.errors import ResourceError, UserError
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-_LIBRARIES = ("quantwatch", "torch", "transformers", "accelerate", "gguf", "numpy", "tokenizers")
+LIBRARIES = ("quantwatch", "torch", "transformers", "accelerate", "gguf", "numpy", "tokenizers")
+"""Whose versions are kept with every run."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -89,7 +90,7 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "libraries": {name: _version(name) for name in _LIBRARIES},
+        "libraries": {name: _version(name) for name in LIBRARIES},
         "cpu": _cpu(),
         "gpus": gpus(),
         "git_commit": _git_commit(),

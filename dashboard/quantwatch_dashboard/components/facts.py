@@ -1,7 +1,8 @@
 """What exactly was measured: digests, environment, timings, and the command that repeats it."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from quantwatch.domain import RunResult, Variant
 from quantwatch_dashboard import text
@@ -28,9 +29,19 @@ def identity(result: RunResult) -> Html:
             ("capture", _code(result.capture_sha)),
             ("metrics version", str(result.metrics_version)),
             ("baseline", result.baseline_run_id or "none"),
+            *own_code(result.config),
             *(("not comparable", reason) for reason in result.baseline_mismatch),
         ]
     )
+
+
+def own_code(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the mark of a check whose models may run code of their own (`allow_code`)."""
+    variants = [{"name": "reference"} | dict(config.get("reference") or {})]
+    variants += [dict(candidate) for candidate in config.get("candidates") or ()]
+    names = [str(one.get("name")) for one in variants if one.get("allow_code")]
+    if names:
+        yield "runs its own code", ", ".join(names)
 
 
 def variant(shown: Variant) -> Html:

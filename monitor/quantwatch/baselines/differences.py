@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from quantwatch.domain import CandidateResult, Json, Measurement, RunResult
+from quantwatch.domain import Baseline, CandidateResult, Comparison, Json, Measurement, RunResult
 from quantwatch.metrics.registry import METRICS
 
 NoiseFloor = Mapping[tuple[str, str], float]
@@ -22,13 +22,15 @@ def differences(
 
     Only metrics that compare with the reference: the others have no noise floor. Keys: metric,
     scope, value, baseline, difference (None where not finite), value_kind, baseline_kind, noise
-    (what noise alone can do), below_noise, worse. Strict JSON.
+    (what noise alone can do), below_noise, worse; of the paired test ci_low, ci_high, p, q and
+    num_prompts (None where no prompts were paired; q only of what rules judge). Strict JSON.
     """
     before = {(row.metric, row.scope): row for row in baseline.measurements}
+    tests = baseline.comparisons if isinstance(baseline, Baseline) else {}
     return tuple(
-        record
+        record | _test(tests.get((row.metric, row.scope)))
         for row in candidate.measurements
-        if _compares(row.metric)
+        if compares(row.metric)
         and (record := _difference(row, before.get((row.metric, row.scope)), noise_floor))
     )
 
@@ -45,6 +47,13 @@ def changes(run: RunResult, baseline: RunResult, candidate: str) -> tuple[Json, 
         for name in names
         if now.get(name, _ABSENT) != before.get(name, _ABSENT)
     )
+
+
+def compares(metric: str) -> bool:
+    """Say whether a metric is a distance between candidate and reference."""
+    spec = METRICS[metric]
+    is_distance = spec.direction != "neutral" and math.isfinite(spec.best_value)
+    return is_distance and metric != "nll_candidate"
 
 
 def noise_of_difference(metric: str, floor: float, value: float, baseline: float) -> float:
@@ -92,11 +101,20 @@ def _difference(
     }
 
 
-def _compares(metric: str) -> bool:
-    """Say whether a metric is a distance between candidate and reference."""
-    spec = METRICS[metric]
-    is_distance = spec.direction != "neutral" and math.isfinite(spec.best_value)
-    return is_distance and metric != "nll_candidate"
+def _test(comparison: Comparison | None) -> dict[str, Any]:
+    """Return a paired test's columns; bounds that are not finite become None."""
+    if comparison is None:
+        return dict.fromkeys(("ci_low", "ci_high", "p", "q", "num_prompts"))
+    low, high = (
+        bound if math.isfinite(bound) else None for bound in (comparison.low, comparison.high)
+    )
+    return {
+        "ci_low": low,
+        "ci_high": high,
+        "p": comparison.p,
+        "q": comparison.q,
+        "num_prompts": comparison.num_prompts,
+    }
 
 
 def _worse(metric: str, difference: float) -> bool:

@@ -6,7 +6,7 @@ that reading a file back gives the very same run.
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -14,20 +14,26 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from quantwatch.baselines.file_sums import decode_sums, encode_sums
 from quantwatch.config.problems import config_error, sentences
-from quantwatch.domain import RunResult, RunStatus
+from quantwatch.domain import Block, RunResult, RunStatus
 from quantwatch.errors import UserError
 from quantwatch.telemetry import write_whole
 
 FORMAT = "quantwatch-run"
 VERSION = 1
 _FLOAT = "$float"
+_SUMS = "prompt_sums"
+_TRANSIENT = {"outcomes"}
+"""What a run has only while it is judged."""
 _RUN = TypeAdapter(RunResult)
 _FLOOR = TypeAdapter(dict[Literal["noise_floor"], list[tuple[str, str, float]]])
 
 
-def export_run(result: RunResult, path: Path) -> None:
+def export_run(result: RunResult, path: Path, blocks: Iterable[Block] = ()) -> None:
     """Write a succeeded run to a file, whole or not at all.
+
+    `blocks` are prompt sums: without them another run is compared with its means alone.
 
     Raises UserError when the run has no verdict or the folder is missing, ResourceError on a full
     disk.
@@ -36,36 +42,39 @@ def export_run(result: RunResult, path: Path) -> None:
         raise UserError(
             f"run {result.run_id} is {result.status}: only a succeeded run can be a baseline"
         )
-    write_whole(path, dumps(result))
+    write_whole(path, dumps(result, blocks))
 
 
 def import_run(path: Path) -> RunResult:
     """Return the run in a file. Raises UserError when it is no such file, cut off or too new."""
+    return loads(_text(path), str(path))
+
+
+def import_sums(path: Path) -> tuple[Block, ...]:
+    """Return the prompt sums in a file, none when it has none. Raises UserError."""
+    return decode_sums(_opened(_text(path), str(path)).get(_SUMS, []), str(path))
+
+
+def _text(path: Path) -> str:
     try:
-        text = path.read_text("utf-8")
+        return path.read_text("utf-8")
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not an exported run: it is not UTF-8 text") from None
-    return loads(text, str(path))
 
 
-def dumps(result: RunResult) -> str:
+def dumps(result: RunResult, blocks: Iterable[Block] = ()) -> str:
     """Return a run as the text of a file."""
-    document = {"format": FORMAT, "version": VERSION, "run": encode(result)}
+    document: dict[str, Any] = {"format": FORMAT, "version": VERSION, "run": encode(result)}
+    if sums := encode_sums(blocks):
+        document[_SUMS] = sums
     return f"{json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1)}\n"
 
 
 def loads(text: str, origin: str) -> RunResult:
     """Return the run in the text of a file; `origin` says where it comes from. Raises UserError."""
-    document = _document(text, origin)
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise UserError(
-            f"{origin}: not an exported run; make one with `quantwatch baseline export`"
-        )
-    if document.get("version") != VERSION:
-        found = document.get("version")
-        raise UserError(f"{origin}: version {found!r} of the file; this program reads {VERSION}")
+    document = _opened(text, origin)
     try:
         run = _decode(document.get("run"))
     except ValidationError as error:
@@ -75,10 +84,27 @@ def loads(text: str, origin: str) -> RunResult:
     return run
 
 
+def _opened(text: str, origin: str) -> dict[str, Any]:
+    """Return the document of a file whose format and version are known."""
+    document = _document(text, origin)
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise UserError(
+            f"{origin}: not an exported run; make one with `quantwatch baseline export`"
+        )
+    if document.get("version") != VERSION:
+        found = document.get("version")
+        raise UserError(f"{origin}: version {found!r} of the file; this program reads {VERSION}")
+    return document
+
+
 def encode(value: Any) -> Any:
     """Return a record as strict JSON values."""
     if is_dataclass(value):
-        return {f.name: _encode_field(f.name, getattr(value, f.name)) for f in fields(value)}
+        return {
+            f.name: _encode_field(f.name, getattr(value, f.name))
+            for f in fields(value)
+            if f.name not in _TRANSIENT
+        }
     if isinstance(value, Mapping):
         return {key: encode(inner) for key, inner in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

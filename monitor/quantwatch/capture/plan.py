@@ -22,6 +22,8 @@ class CapturePlan:
     """Share of the isolated tokens (whole prompts, at least one) on which the floor is measured."""
     floor_tokens: int = 128
     """Tokens of each such prompt, from its start: nothing later can change what came before."""
+    condition_tokens: int = 16
+    """Tokens of one such prompt on which the floor's other conditions are measured; 0: off."""
     worst_positions: int = 1
     """Positions per prompt with the largest final KL that are read too and never averaged."""
     batch_tokens: int = 256

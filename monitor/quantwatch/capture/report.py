@@ -26,6 +26,8 @@ class CaptureReport:
     """Forward passes under observation, by model name."""
     observer_effect: dict[str, float] = field(default_factory=dict)
     """Model name → max |Δlogit| between unhooked and hooked."""
+    noise_floor_sources: dict[str, str] = field(default_factory=dict)
+    """Condition of the noise floor → `measured`, or why it isn't."""
     num_padding_tokens: int = 0
     timings_s: dict[str, float] = field(default_factory=dict)
     head_rows: dict[str, tuple[int, ...]] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from quantwatch.capture.batches import Batch, plan_batches, regroup
+from quantwatch.capture.conditions import measure_conditions
 from quantwatch.capture.layout import lay_out
 from quantwatch.capture.measure import Measurer
 from quantwatch.capture.observer import check_observer_effect, plain_logits
@@ -32,13 +33,14 @@ def capture_suite(
     floor: Sink,
     progress: Progress,
 ) -> CaptureReport:
-    """Measure every candidate on every prompt; the noise floor goes to `floor` as "reference".
+    """Measure every candidate on every prompt; the noise floor goes to `floor`.
 
     `models` holds the reference under that name, and the candidates under theirs.
 
-    The floor is the reference against itself, the start of some isolated prompts beside another
-    text instead of alone; without isolated prompts there is none. Nothing is kept of a prompt once
-    it was observed, and every hook is removed however this ends.
+    The floor is the reference against itself: the start of some isolated prompts beside another
+    text instead of alone (as "reference"), and a few tokens under another thread count and another
+    attention implementation (as "threads" and "attention"); without isolated prompts there is none.
+    Nothing is kept of a prompt once it was observed, and every hook is removed however this ends.
 
     Raises:
         CaptureError: a tap didn't fire exactly once, looking changed the logits, or modules of
@@ -56,6 +58,11 @@ def capture_suite(
         noise = Measurer(source, itself, quiet, floor, CaptureReport())
         night = _Night(source, (main, noise), suite, plan, models[REFERENCE].max_positions)
         night.run(progress)
+        short = _condition_prompt(suite, plan)
+        if short is not None:
+            with report.timed("floor"):
+                found = measure_conditions(probes[REFERENCE], suite.hash, short, quiet, floor)
+                report.noise_floor_sources |= found
         _prove(probes, report)
     return report
 
@@ -117,6 +124,16 @@ class _Night:
         start = trace.first(self._floor_length(trace.batch.prompts[0]))
         beside = regroup(start.batch.prompts[0], self._suite.prompts, self._max_positions)
         self._noise.measure(start, lay_out(beside, self._suite.hash, self._plan), progress)
+
+
+def _condition_prompt(suite: Suite, plan: CapturePlan) -> Prompt | None:
+    """Return the few tokens on which the floor's other conditions are measured, if they are."""
+    chosen = isolated_prompts(suite, plan.isolated_fraction)
+    if not chosen or not plan.condition_tokens:
+        return None
+    prompts = [prompt for prompt in suite.prompts if prompt.index in chosen]
+    best = min(prompts, key=lambda p: (p.score_start, -p.num_scored, p.index))
+    return replace(best, token_ids=best.token_ids[: best.score_start + plan.condition_tokens])
 
 
 def _observe(

@@ -81,6 +81,11 @@ class Aggregator:
                     rows.extend(self._summaries(metric, series))
         return tuple(rows)
 
+    def per_prompt(self, candidate: str, metric: str) -> Block | None:
+        """Return the sums of every prompt and scope, None when the metric wasn't measured."""
+        groups = self._series.get((candidate, metric))
+        return None if groups is None else self._per_prompt(candidate, metric, (*groups.values(),))
+
     def blocks(self, candidate: str) -> Iterator[Block]:
         """Yield the blocks of a candidate one by one, so that memory stays flat."""
         for (name, metric), groups in self._series.items():

@@ -1,4 +1,8 @@
-"""The sink of the reference against itself: how far equal models seem to differ."""
+"""The sink of the reference against itself: how far equal models seem to differ.
+
+Observations come from several conditions (another batch, thread count, attention implementation),
+each under its own name; the floor is the largest over all of them.
+"""
 
 import numpy as np
 
@@ -19,20 +23,33 @@ class NoiseFloor:
 
     def __init__(self) -> None:
         self.values: Floor = {}
+        self.by_source: dict[str, Floor] = {}
+        """The name that observations came under → the floor of that condition alone."""
+
+    def largest(self) -> dict[str, dict[str, float]]:
+        """Return, per condition and metric, the largest floor at any scope."""
+        found: dict[str, dict[str, float]] = {}
+        for source, floor in self.by_source.items():
+            for (metric, _), value in floor.items():
+                known = found.setdefault(source, {})
+                known[metric] = max(known.get(metric, 0.0), value)
+        return found
 
     def observe(self, observation: Observation) -> None:
         """Take the reference's measurements of itself on one prompt."""
+        source = self.by_source.setdefault(observation.candidate, {})
         for matrix in observation.matrices:
             best = METRICS[matrix.metric].best_value
             if matrix.role == "sample" and _has_floor(matrix.metric):
                 away = np.abs(matrix.values - best)
                 for scope, row in zip(matrix.scopes, away, strict=True):
-                    self._raise(matrix.metric, scope, row[np.isfinite(row)])
+                    for floor in (self.values, source):
+                        _raise(floor, (matrix.metric, scope), row[np.isfinite(row)])
 
-    def _raise(self, metric: str, scope: str, away: np.ndarray) -> None:
-        if len(away):
-            known = self.values.get((metric, scope), 0.0)
-            self.values[metric, scope] = max(known, float(away.max()))
+
+def _raise(floor: Floor, key: tuple[str, str], away: np.ndarray) -> None:
+    if len(away):
+        floor[key] = max(floor.get(key, 0.0), float(away.max()))
 
 
 def _has_floor(metric: str) -> bool:

@@ -1,19 +1,24 @@
 """metrics → culprit → rules → verdict: from what was measured to what it means."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
+from quantwatch.alerts.outcomes import outcomes
 from quantwatch.alerts.overrides import rules_for
 from quantwatch.alerts.rules import evaluate
 from quantwatch.alerts.verdicts import has_improved, run_verdict, verdict_of
 from quantwatch.baselines.comparable import mismatches
-from quantwatch.baselines.differences import changes, differences
-from quantwatch.config.schema import CandidateConfig
+from quantwatch.baselines.differences import differences
+from quantwatch.baselines.drift import drift
 from quantwatch.domain import (
     Alert,
+    Baseline,
     CandidateResult,
     Culprit,
     NonFinite,
+    RuleOutcome,
     RunResult,
     RunStatus,
     Variant,
@@ -21,9 +26,14 @@ from quantwatch.domain import (
 )
 from quantwatch.metrics.culprit import find_culprit
 from quantwatch.metrics.registry import VERSION
+from quantwatch.pipeline.against import Against, confirmed, find_baseline
 from quantwatch.pipeline.measure import REFERENCE, Measured
+from quantwatch.pipeline.paired import Rules, Sides, Tests, measured_blocks, tests_of
 from quantwatch.pipeline.request import RunRequest
 from quantwatch.telemetry import environment
+
+if TYPE_CHECKING:
+    from quantwatch.store.session import Database
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +41,18 @@ class _Bench:
     """What every candidate of a run is judged against."""
 
     run: RunResult
-    baseline: RunResult | None
+    against: Against | None
     comparable: bool
+    rules: Rules
+    tests: Mapping[str, Tests]
+
+    def baseline_of(self, name: str) -> Baseline | None:
+        """Return a candidate in the baseline with its paired tests, None when it has none."""
+        found = None if self.against is None else self.against.run.find(name)
+        if found is None:
+            return None
+        known = {field.name: getattr(found, field.name) for field in fields(CandidateResult)}
+        return Baseline(**known, comparisons=self.tests.get(name, {}))
 
 
 def judge(
@@ -40,31 +60,56 @@ def judge(
     measured: Measured,
     run_id: str,
     started: datetime,
-    baseline: RunResult | None,
+    database: "Database | None",
 ) -> RunResult:
-    """Return the run: a verdict per candidate, alerts, and the comparison with a baseline.
+    """Return the run: a verdict per candidate, alerts, outcomes, the comparison with a baseline.
 
-    A baseline that measured something else is not compared: the verdicts are then inconclusive at
-    best, and the run says which digests differ.
+    The database holds the baseline; without one a run is compared with the file of the request, or
+    with nothing. A baseline that measured something else is not compared: the verdicts are then
+    inconclusive at best, and the run says which digests differ.
     """
     run = _unjudged(request, measured, run_id, started)
-    problems = () if baseline is None else mismatches(run, baseline)
-    bench = _Bench(run, None if problems else baseline, not problems)
-    results: list[CandidateResult] = []
-    alerts: list[Alert] = []
-    for config in request.check.candidates:
-        result, found = _judge_candidate(request, measured, config, bench)
-        results.append(result)
-        alerts.extend(found)
+    against = find_baseline(request, database, run)
+    problems = () if against is None else mismatches(run, against.run)
+    if against is not None:
+        run = replace(run, capture={**run.capture, "baseline": against.to_json()})
+    results = {config.name: _measured(config.name, measured) for config in request.check.candidates}
+    if against is not None:
+        results = _with_drift(run, against.run, results)
+    bench = _bench(request, measured, (run, None if problems else against), results, database)
+    judged = [_judge_candidate(result, bench) for result in results.values()]
+    candidates = tuple(result for result, _, _ in judged)
     return replace(
         run,
-        verdict=run_verdict(results),
+        verdict=run_verdict(candidates),
         finished_at=datetime.now(UTC),
-        candidates=tuple(results),
-        alerts=tuple(alerts),
-        baseline_run_id=None if baseline is None else baseline.run_id,
+        candidates=candidates,
+        alerts=tuple(alert for _, alerts, _ in judged for alert in alerts),
+        outcomes=tuple(each for _, _, outcomes in judged for each in outcomes),
+        baseline_run_id=None if against is None else against.run.run_id,
         baseline_mismatch=problems,
     )
+
+
+def _bench(
+    request: RunRequest,
+    measured: Measured,
+    compared: tuple[RunResult, Against | None],
+    results: Mapping[str, CandidateResult],
+    database: "Database | None",
+) -> _Bench:
+    run, against = compared
+    has_targets = measured.suite.num_targets > 0
+    rules = {
+        config.name: rules_for(request.check, config, has_targets=has_targets)
+        for config in request.check.candidates
+    }
+    comparable = "baseline" not in run.capture or against is not None
+    if against is None:
+        return _Bench(run, None, comparable, rules, {})
+    known = {name: r for name, r in results.items() if r.measurements and against.run.find(name)}
+    sides = Sides(run, measured_blocks(measured), against, confirmed(database, run))
+    return _Bench(run, against, comparable, rules, tests_of(sides, known, rules))
 
 
 def _unjudged(request: RunRequest, measured: Measured, run_id: str, started: datetime) -> RunResult:
@@ -87,31 +132,54 @@ def _unjudged(request: RunRequest, measured: Measured, run_id: str, started: dat
         config=request.check.model_dump(mode="json"),
         noise_floor=dict(measured.floor),
         timings_s=dict(measured.timings_s),
-        capture={**report.to_json(), "suite_notes": list(suite.notes)},
+        capture={
+            **report.to_json(),
+            "suite_notes": list(suite.notes),
+            "noise_floor_by_source": {k: dict(v) for k, v in measured.floor_by_source.items()},
+        },
     )
 
 
 def _judge_candidate(
-    request: RunRequest, measured: Measured, config: CandidateConfig, bench: _Bench
-) -> tuple[CandidateResult, tuple[Alert, ...]]:
-    name, models = config.name, measured.models
-    if name in models.failures:
-        return CandidateResult(name, None, None, failure=models.failures[name]), ()
-    result = _measured_candidate(name, measured)
-    if (broken := measured.report.first_nonfinite.get(REFERENCE)) is not None:
-        return _undecided(result, broken), ()
-    rules = rules_for(request.check, config, has_targets=measured.suite.num_targets > 0)
-    floor = bench.run.noise_floor
-    before = None if bench.baseline is None else bench.baseline.find(name)
+    result: CandidateResult, bench: _Bench
+) -> tuple[CandidateResult, tuple[Alert, ...], tuple[RuleOutcome, ...]]:
+    if result.failure is not None or result.verdict is not None:
+        return result, (), ()
+    rules, floor, before = (
+        bench.rules[result.name],
+        bench.run.noise_floor,
+        bench.baseline_of(result.name),
+    )
     alerts = evaluate(result, rules, noise_floor=floor, baseline=before)
+    told = outcomes(result, rules, noise_floor=floor, baseline=before)
     improved = has_improved(result, before, rules, noise_floor=floor)
     verdict = verdict_of(alerts, improved=improved, comparable=bench.comparable)
     judged = replace(result, verdict=verdict)
-    if before is None or bench.baseline is None:
-        return judged, alerts
-    known = replace(bench.run, candidates=(judged,))
-    told = (*changes(known, bench.baseline, name), *differences(judged, before, floor))
-    return replace(judged, baseline_differences=told), alerts
+    if before is None or bench.against is None:
+        return judged, alerts, told
+    told_apart = (*judged.baseline_differences, *differences(judged, before, floor))
+    return replace(judged, baseline_differences=told_apart), alerts, told
+
+
+def _with_drift(
+    run: RunResult, baseline: RunResult, results: Mapping[str, CandidateResult]
+) -> dict[str, CandidateResult]:
+    """Add what else changed since the baseline, comparable or not: rules and messages use it."""
+    known = replace(run, candidates=tuple(results.values()))
+    return {
+        name: replace(result, baseline_differences=drift(known, baseline, name))
+        for name, result in results.items()
+    }
+
+
+def _measured(name: str, measured: Measured) -> CandidateResult:
+    """Return a candidate before it is judged; its verdict is known if the reference is broken."""
+    failure = measured.models.failures.get(name)
+    if failure is not None:
+        return CandidateResult(name, None, None, failure=failure)
+    result = _measured_candidate(name, measured)
+    broken = measured.report.first_nonfinite.get(REFERENCE)
+    return result if broken is None else _undecided(result, broken)
 
 
 def _measured_candidate(name: str, measured: Measured) -> CandidateResult:

@@ -44,6 +44,8 @@ class Measured:
     sink: Aggregator
     floor: Mapping[tuple[str, str], float]
     timings_s: dict[str, float] = field(default_factory=dict)
+    floor_by_source: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Condition ("reference" is another batch) → metric → largest floor at any scope."""
 
     def blocks(self) -> Iterator[Block]:
         """Yield all candidates' blocks, one at a time."""
@@ -81,7 +83,7 @@ def measure_models(
         loaded = {REFERENCE: models.reference, **models.candidates}
         report = capture_suite(loaded, suite, request.plan, sink, floor, progress)
         timings = dict(report.timings_s)
-        yield Measured(suite, models, report, sink, floor.values, timings)
+        yield Measured(suite, models, report, sink, floor.values, timings, floor.largest())
 
 
 def _load(request: RunRequest, name: str, config: VariantConfig) -> LoadedModel:

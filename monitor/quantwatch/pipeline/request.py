@@ -5,7 +5,7 @@ from pathlib import Path
 
 from quantwatch.capture.plan import CapturePlan
 from quantwatch.config.schema import CheckConfig, SuiteConfig
-from quantwatch.domain import RunResult
+from quantwatch.domain import Block, RunResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,8 @@ class RunRequest:
     cache_dir: Path
     baseline: RunResult | None = None
     """Compare with this run instead of the pinned one (a CI runner has no database)."""
+    baseline_sums: tuple[Block, ...] = ()
+    """Its prompt sums, for paired tests; looked for in the database when there are none."""
 
     @property
     def suite(self) -> SuiteConfig:

@@ -68,6 +68,9 @@ def _prepare(connection: sqlite3.Connection, name: str, mode: str, wait_s: float
     """Switch to WAL, in which readers never wait for the writer, unless read-only."""
     if mode == "ro":
         return
+    if mode == "rwc":
+        # Before the first page is written, or never: lets retention give pages back in slices.
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     deadline = time.monotonic() + wait_s
     while True:
         try:

@@ -1,5 +1,6 @@
 """The open database: one transaction per `with`, readers that never write, errors in one line."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -8,6 +9,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from quantwatch.errors import StoreError
+from quantwatch.observability import meters
 from quantwatch.store.clock import SHIFT
 from quantwatch.store.engines import BEGIN, postgres_engine, sqlite_engine
 from quantwatch.store.failures import clear_errors
@@ -47,8 +49,23 @@ class Database:
         """Open a transaction that is committed at the end of the body, or not at all."""
         if self.read_only:
             raise StoreError(f"Database {self.name} is opened read-only; nothing can be written.")
+        asked = time.monotonic()
         with self._transaction({BEGIN: "BEGIN IMMEDIATE"}) as session:
+            meters.DB_LOCK_WAIT.observe(time.monotonic() - asked)
             yield session
+
+    @contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """Make many short transactions cheap: with the last connection, SQLite folds in its log."""
+        if self.engine.dialect.name != "sqlite":
+            yield
+            return
+        with clear_errors(self.name):
+            kept = self.engine.raw_connection()
+        try:
+            yield
+        finally:
+            kept.close()
 
     def close(self) -> None:
         """Close all connections."""

@@ -32,6 +32,12 @@ def list_runs(db: Database, check: str | None = None, limit: int = 50) -> list[R
         return _summaries(session, query)
 
 
+def get_summary(db: Database, run_id: str) -> RunSummary | None:
+    """Return one run in any state, None when there is none."""
+    with db.reader() as session:
+        return next(iter(_summaries(session, _headers().where(RunRow.id == run_id))), None)
+
+
 def latest_by_check(db: Database) -> list[RunSummary]:
     """Return each check's newest ended run by check name. Reads no history."""
     query = _headers().join(LatestRunRow, LatestRunRow.run_id == RunRow.id).order_by(CheckRow.name)

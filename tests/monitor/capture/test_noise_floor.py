@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from quantwatch.capture.plan import CapturePlan
 from quantwatch.metrics.registry import METRICS
@@ -15,11 +17,12 @@ def test_floor_is_measured_like_a_candidate(kit: Any, architecture: str) -> None
     plan = CapturePlan(batch_tokens=64, isolated_fraction=0.7)
     captured = kit.capture(model, {"c": kit.perturb(model)}, kit.suite([30, 9, 21, 14]), plan)
     floor, sink = captured.floor, captured.sink
-    assert {o.candidate for o in floor.observations} == {"reference"}
+    conditions = {"threads"} if architecture == "own" else {"threads", "attention"}
+    assert {o.candidate for o in floor.observations} <= {"reference"} | conditions
     isolated = {
         o.prompt for o in sink.observations if any(m.metric == "isolated_error" for m in o.matrices)
     }
-    measured = {o.prompt for o in floor.observations}
+    measured = {o.prompt for o in floor.observations if o.candidate == "reference"}
     assert measured
     assert measured < isolated
     for prompt in measured:
@@ -41,7 +44,8 @@ def test_floor_of_one_prompt(kit: Any) -> None:
     """Would catch a suite of one prompt without a floor."""
     model = kit.build("llama")
     captured = kit.capture(model, {"c": kit.perturb(model)}, kit.suite([30]))
-    assert [o.prompt for o in captured.floor.observations] == [0]
+    found = {(o.candidate, o.prompt) for o in captured.floor.observations}
+    assert found == {("reference", 0), ("threads", 0), ("attention", 0)}
 
 
 @pytest.mark.parametrize(("start", "expected"), [(0, 6), (5, 11), (20, 26), (27, 30)])
@@ -119,3 +123,51 @@ def test_prompt_of_one_token(kit: Any) -> None:
     assert "logit_kl" in metrics
     assert "nll_candidate" not in metrics
     assert captured.sink.row("c", 1, "lens_kl", "layers.0")[1].tolist() == [0]
+
+
+@pytest.mark.parametrize("before", [1, 2])
+def test_thread_count_and_attention_are_put_back(kit: Any, before: int) -> None:
+    """Would catch a run that goes on with other threads or attention than it was asked for."""
+    model = kit.build("llama")
+    torch.set_num_threads(before)
+    kept = model.config._attn_implementation
+    captured = kit.capture(model, {"c": kit.perturb(model)}, kit.suite([30, 9]))
+    assert torch.get_num_threads() == before
+    assert model.config._attn_implementation == kept
+    assert captured.report.noise_floor_sources == {"threads": "measured", "attention": "measured"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("own", "can't switch"), ("gemma2", "no second attention"), ("bloom", "can't switch")],
+)
+def test_a_condition_that_can_not_be_had_says_why(kit: Any, kind: str, reason: str) -> None:
+    """Would catch "not measurable" stored as a floor of 0."""
+    model = kit.build(kind)
+    captured = kit.capture(model, {"c": kit.perturb(model)}, kit.suite([30, 9]))
+    assert reason in captured.report.noise_floor_sources["attention"]
+    assert "attention" not in {o.candidate for o in captured.floor.observations}
+
+
+def test_another_computation_is_no_noise(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a floor that hides every fault: an attention that leaves something out."""
+    model = kit.build("llama")
+
+    def wrong(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2), None
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", wrong)
+    model.set_attn_implementation("eager")
+    captured = kit.capture(model, {"c": kit.perturb(model)}, kit.suite([30, 9]))
+    assert "more than rounding does" in captured.report.noise_floor_sources["attention"]
+    assert max(captured.floor.largest("reference", "rel_error").values()) < 1e-5
+    assert "attention" not in {o.candidate for o in captured.floor.observations}
+
+
+def test_without_condition_tokens_only_the_batch_is_a_condition(kit: Any) -> None:
+    """Would catch a switch that does nothing."""
+    model = kit.build("llama")
+    plan = CapturePlan(condition_tokens=0)
+    captured = kit.capture(model, {"c": kit.perturb(model)}, kit.suite([30, 9]), plan)
+    assert {o.candidate for o in captured.floor.observations} == {"reference"}
+    assert captured.report.noise_floor_sources == {}

@@ -304,10 +304,14 @@ def test_coverage_is_proven(cases: Callable[[str], Case], architecture: str) -> 
     for scope, counts in report.firings.items():
         assert counts == report.num_forwards
         assert report.taps[scope] == dict.fromkeys(("reference", "c"), case.anatomy.taps[scope])
-    # observer check + one forward per prompt; the reference once more for each of its floor
-    floor = [case.suite.prompts[o.prompt] for o in case.captured.floor.observations]
+    # observer check + one forward per prompt; the reference once more for each of its floor, and
+    # for the other conditions once as it is and once under each
+    observed = case.captured.floor.observations
+    floor = [case.suite.prompts[o.prompt] for o in observed if o.candidate == "reference"]
+    conditions = len(observed) - len(floor)
     assert floor
-    assert report.num_forwards == {"reference": 4 + len(floor), "c": 4}
+    assert conditions == list(report.noise_floor_sources.values()).count("measured") > 0
+    assert report.num_forwards == {"reference": 4 + len(floor) + 1 + conditions, "c": 4}
     assert max(report.observer_effect.values()) == pytest.approx(0, abs=1e-5)
     tokens = 2 * sum(LENGTHS) + sum(len(prompt.token_ids) for prompt in floor)
     assert case.captured.steps.done == case.captured.steps.total == tokens

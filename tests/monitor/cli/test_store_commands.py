@@ -105,11 +105,16 @@ def test_runs_diff_refuses_what_measured_something_else(
 
 
 def test_baseline_pin_show_unpin(run: Run, stored: list[str]) -> None:
-    """Pin by run; the check follows from the run."""
+    """Pin by run; the check follows from the run. `show` says since when and by whom."""
     assert run("baseline", "pin", stored[0]).out == f"nightly: baseline is {stored[0]}\n"
-    assert json.loads(run("baseline", "show", "--json").out) == {"nightly": stored[0]}
+    shown = json.loads(run("baseline", "show", "--json").out)["nightly"]
+    assert (shown["kind"], shown["run"]) == ("pinned", stored[0])
+    assert shown["since"]
+    assert shown["by"]
+    assert shown["by"] in run("baseline", "show").out
     assert run("baseline", "unpin", "nightly").code == 0
-    assert json.loads(run("baseline", "show", "--json").out) == {"nightly": None}
+    nothing = {"kind": "pinned", "run": None, "since": None, "by": None}
+    assert json.loads(run("baseline", "show", "--json").out) == {"nightly": nothing}
     assert run("baseline", "unpin", "nightly").code == 2
 
 
@@ -121,7 +126,7 @@ def test_baseline_export_and_import(run: Run, stored: list[str], place: Path) ->
     for _ in range(2):
         assert run(*other, "baseline", "import", "base.json").code == 0
     assert run(*other, "report", stored[1], "--format", "json").out == before
-    assert json.loads(run(*other, "baseline", "show", "--json").out) == {"nightly": stored[1]}
+    assert json.loads(run(*other, "baseline", "show", "--json").out)["nightly"]["run"] == stored[1]
 
 
 def test_db_upgrade_check_backup(run: Run, place: Path) -> None:

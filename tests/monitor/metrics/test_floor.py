@@ -46,3 +46,14 @@ def test_extras_are_not_noise() -> None:
     """Catches the shown-only worst positions in the floor."""
     extra = TokenMatrix("lens_kl", (LAYER,), np.array([[1.0]]), np.array([3]), "extra")
     assert not _seen(extra).values
+
+
+def test_the_floor_is_the_largest_of_all_conditions() -> None:
+    """Catches a floor of the last condition alone, and bit-equal ones that are not kept as 0."""
+    floor = NoiseFloor()
+    for source, error in (("reference", 2e-6), ("threads", 0.0), ("attention", 5e-6)):
+        matrix = TokenMatrix("rel_error", (LAYER,), np.array([[error, 0.0]]))
+        floor.observe(Observation(source, 0, (matrix,)))
+    assert floor.values == {("rel_error", LAYER): 5e-6}
+    assert floor.by_source["threads"] == {("rel_error", LAYER): 0.0}
+    assert floor.by_source["reference"] == {("rel_error", LAYER): 2e-6}

@@ -32,6 +32,8 @@ class AlertRow(Base):
     episode_id: Mapped[str | None]
     """The open episode."""
     last_run_id: Mapped[str | None]
+    awaits_run_id: Mapped[str | None]
+    """The run whose confirmation it waits for, while pending."""
     changed_at: Mapped[datetime | None]
     seq: Mapped[Count] = mapped_column(default=0)
     """How many events it has caused."""

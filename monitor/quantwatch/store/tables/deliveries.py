@@ -1,11 +1,17 @@
 """The outbox: what is to be told, to whom, and how that went."""
 
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import ForeignKey, Index, UniqueConstraint
+from sqlalchemy import ForeignKey, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from quantwatch.store.tables.base import Base, Count, Key, Prose
+
+_OPEN: Any = {
+    "sqlite_where": text("ended_at IS NULL"),
+    "postgresql_where": text("ended_at IS NULL"),
+}
 
 
 class EventRow(Base):
@@ -30,7 +36,8 @@ class EventRow(Base):
 class DeliveryRow(Base):
     """One event for one endpoint.
 
-    state: pending → sending → delivered | retry_wait → … | dead | suppressed | cancelled.
+    state: pending → sending → delivered | retry_wait → … | dead | suppressed | cancelled; or
+    grouped while a digest carries it, which it then ends like.
     """
 
     __tablename__ = "delivery"
@@ -38,6 +45,9 @@ class DeliveryRow(Base):
         UniqueConstraint("event_id", "endpoint"),
         Index(None, "state", "next_at"),
         Index(None, "endpoint", "subject", "seq"),
+        # What waits, oldest first, and before what: a long history never slows a claim.
+        Index("ix_delivery_waiting", "endpoint", "id", **_OPEN),
+        Index("ix_delivery_open", "endpoint", "subject", "seq", **_OPEN),
     )
 
     id: Mapped[Key]
@@ -53,6 +63,8 @@ class DeliveryRow(Base):
     lease_until: Mapped[datetime | None]
     left_machine: Mapped[bool]
     """Whether any attempt may have reached the receiver."""
+    digest_id: Mapped[str | None]
+    """The digest (an event) that carries it, when there were too many for single messages."""
     last_status: Mapped[int | None]
     last_error: Mapped[Prose | None]
     ended_at: Mapped[datetime | None]

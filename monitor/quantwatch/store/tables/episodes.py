@@ -12,6 +12,8 @@ class RuleEvaluationRow(Base):
     """A rule judged on a run, once: a second evaluation changes nothing."""
 
     __tablename__ = "rule_evaluation"
+    # Deleting a run looks for its evaluations.
+    __table_args__ = (Index(None, "run_id"),)
 
     alert_id: Mapped[int] = mapped_column(ForeignKey("alert.id"), primary_key=True)
     run_id: Mapped[str] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True)
@@ -43,7 +45,12 @@ class EpisodeRow(Base):
     num_runs: Mapped[Count]
     peak_value: Mapped[float | None]
     peak_kind: Mapped[str]
+    told: Mapped[JsonDocument]
+    """Endpoints that were told of it: they, and only they, are told of its end."""
+    muted_at: Mapped[datetime | None]
+    """Since when something untold waits for the end of a silence or a maintenance window."""
     reminded_at: Mapped[datetime | None]
+    """When it was told last."""
     acked_at: Mapped[datetime | None]
     acked_by: Mapped[str | None]
     ack_comment: Mapped[Prose | None]

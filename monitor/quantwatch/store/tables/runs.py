@@ -90,6 +90,8 @@ class RunAttemptRow(Base):
     ended_at: Mapped[datetime | None]
     outcome: Mapped[str | None]
     """succeeded, failed, timed_out, cancelled, abandoned, or released (not counted)."""
+    reason_code: Mapped[str | None]
+    """Why it ended without results: one of `REASON_CODES`."""
     error_class: Mapped[str | None]
     message: Mapped[Prose | None]
     peak_memory_bytes: Mapped[Count | None]

@@ -1,0 +1,50 @@
+"""Which changes are established: false-discovery control, and a second look by a confirmation run.
+
+A run is judged at 5 % per direction over everything that its rules judge. All nights share the
+baseline's own noise, so a series that was unlucky in the baseline looks changed again and again. A
+confirmation run therefore is no second vote: its values are pooled with those of the run that it
+confirms, the pooled difference has to be established at a tenth of that rate, and the run has to
+lean the same way on its own, so that one freak measurement cannot confirm itself. benchmarks/
+false_alerts.py shows what comes of it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from quantwatch.baselines.discovery import FALSE_DISCOVERIES, discoveries
+from quantwatch.domain import Comparison
+
+Key = tuple[str, str, str]
+"""Candidate, metric as rules name it, scope."""
+CONFIRMED = FALSE_DISCOVERIES / 10
+"""Rate for the pooled values of a confirmation run."""
+LEANING = 0.05
+"""One-sided p that a confirmation run needs on its own."""
+
+
+def established(
+    family: Mapping[Key, Comparison], alone: Mapping[Key, Comparison] | None = None
+) -> dict[Key, Comparison]:
+    """Return the comparisons with q, and with the direction of every established change.
+
+    `family` is everything that the rules of a run judge, over all candidates, metrics and scopes;
+    pooled with the earlier run when a run confirms one, and `alone` is the run by itself then.
+    What rests on too few prompts, or has lost some, takes no part.
+    """
+    judged = {k: c for k, c in family.items() if c.is_enough and not c.lost}
+    rates = dict(zip(judged, discoveries(list(judged.values())), strict=True))
+    limit = FALSE_DISCOVERIES if alone is None else CONFIRMED
+    decided = dict(family)
+    for key, q in rates.items():
+        clear = q <= limit and (alone is None or _leans(alone.get(key), judged[key]))
+        decided[key] = replace(judged[key], q=q, established=_sign(judged[key]) if clear else 0)
+    return decided
+
+
+def _leans(alone: Comparison | None, pooled: Comparison) -> bool:
+    """Say whether a run's own change goes the way of the pooled one."""
+    return alone is not None and alone.p / 2 <= LEANING and _sign(alone) == _sign(pooled)
+
+
+def _sign(comparison: Comparison) -> int:
+    return (comparison.difference > 0) - (comparison.difference < 0)

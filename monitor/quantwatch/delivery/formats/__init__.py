@@ -1,0 +1,35 @@
+"""How a message looks at each kind of receiver. Rendering is pure: every attempt sends the same."""
+
+from collections.abc import Callable
+
+from quantwatch.config.endpoints import Endpoint
+from quantwatch.delivery.formats import alertmanager, chat, pagerduty
+from quantwatch.delivery.formats.content import Content, read
+from quantwatch.domain import Json
+from quantwatch.store.deliveries import Message
+from quantwatch.store.outbox import canonical
+
+_FORMATS: dict[str, Callable[[Content, Endpoint], Json]] = {
+    "alertmanager": alertmanager.render,
+    "discord": chat.discord,
+    "pagerduty": pagerduty.render,
+    "slack": chat.slack,
+    "teams": chat.teams,
+}
+
+
+def render(message: Message, endpoint: Endpoint) -> bytes:
+    """Return the bytes to send: our own document as it was stored, or another format of it."""
+    if endpoint.format == "quantwatch":
+        return message.body
+    return canonical(_FORMATS[endpoint.format](content_of(message), endpoint))
+
+
+def content_of(message: Message) -> Content:
+    """Return what a message says."""
+    return read(message.event_id, message.type, message.subject, message.body)
+
+
+def can_group(name: str) -> bool:
+    """Say whether a format can tell several things in one message; an incident is one thing."""
+    return name != "pagerduty"

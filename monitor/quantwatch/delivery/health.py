@@ -1,0 +1,71 @@
+"""How an endpoint is doing: its streak of failures, when it is disabled, when others are told."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from quantwatch.delivery.backoff import next_ratio
+from quantwatch.delivery.outcomes import Outcome
+
+ENABLED, AUTO, GONE, INVALID = "enabled", "disabled_auto", "disabled_gone", "invalid"
+LONGEST_FAILURE = timedelta(days=5)
+TOLD_AT_FAILURE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What is known of an endpoint."""
+
+    state: str = ENABLED
+    reason: str | None = None
+    failing_since: datetime | None = None
+    num_failures: int = 0
+    """In a row."""
+    failure_ratio: float = 0.0
+    last_success_at: datetime | None = None
+    last_attempt_at: datetime | None = None
+
+
+def after(health: Health, outcome: Outcome, at: datetime) -> Health:
+    """Return the health after one attempt; a success ends the streak but enables nothing."""
+    if outcome.effect == "success":
+        return Health(
+            state=health.state,
+            reason=health.reason,
+            failure_ratio=next_ratio(health.failure_ratio, failed=False),
+            last_success_at=at,
+            last_attempt_at=at,
+        )
+    since = health.failing_since or at
+    failing = replace(
+        health,
+        failing_since=since,
+        num_failures=health.num_failures + 1,
+        failure_ratio=next_ratio(health.failure_ratio, failed=True),
+        last_attempt_at=at,
+    )
+    if health.state != ENABLED:
+        return failing
+    state, reason = _state(outcome, at - since)
+    return replace(failing, state=state, reason=reason)
+
+
+def notices(before: Health, now: Health, outcome: Outcome) -> tuple[str, ...]:
+    """Return the events that the other endpoints are told: failing, exhausted, disabled."""
+    told = []
+    if now.num_failures == TOLD_AT_FAILURE and now.state == ENABLED:
+        told.append("endpoint.failing")
+    if now.state != before.state:
+        told.append("endpoint.disabled")
+    elif outcome.next == "dead" and now.state == ENABLED:
+        told.append("endpoint.exhausted")
+    return tuple(told)
+
+
+def _state(outcome: Outcome, failing_for: timedelta) -> tuple[str, str | None]:
+    if outcome.effect == "gone":
+        return GONE, "the receiver answered 410 (gone)"
+    if outcome.effect == "invalid":
+        return INVALID, "its address is one that no message is sent to"
+    if failing_for >= LONGEST_FAILURE:
+        return AUTO, f"no success for {LONGEST_FAILURE.days} days, last {outcome.error_code}"
+    return ENABLED, None

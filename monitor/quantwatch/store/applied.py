@@ -1,0 +1,92 @@
+"""Checks and endpoints as the service applied them last.
+
+What vanished from the file is marked as removed, never deleted: its history stays.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from sqlalchemy import or_, select, text, update
+from sqlalchemy.orm import Session
+
+from quantwatch.domain import Json
+from quantwatch.store import clock, lookups
+from quantwatch.store.endpoints import sync_endpoints
+from quantwatch.store.tables import CheckRow, EndpointRow
+from quantwatch.store.types import json_sha
+
+_APPLY_LOCK = 0x6170706C79  # "apply": any number, the same in every process
+_IN_USE = (CheckRow.config_sha.is_not(None), CheckRow.removed_at.is_(None))
+REMOVED = "removed"
+"""State of an endpoint that the configuration no longer has."""
+
+
+def applied_checks(session: Session) -> dict[str, Json]:
+    """Return the checks that the service works with, by name, as they were applied last."""
+    query = select(CheckRow.name, CheckRow.config).where(*_IN_USE)
+    return {row.name: row.config for row in session.execute(query.order_by(CheckRow.name))}
+
+
+def keep_others_out(session: Session) -> None:
+    """Let one process apply a configuration at a time, to the end of this transaction."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _APPLY_LOCK})
+
+
+def apply_checks(session: Session, checks: Mapping[str, Json], base_dir: str) -> None:
+    """Make these the checks that the service works with, in the caller's transaction.
+
+    One that comes back goes on with its history. Being paused or quarantined is somebody's
+    decision, which a file does not undo.
+    """
+    moment = clock.now(session)
+    for name in sorted(checks):
+        _apply_check(session, name, checks[name], base_dir, moment)
+    session.execute(
+        update(CheckRow)
+        .where(*_IN_USE, CheckRow.name.not_in(list(checks)))
+        .values(removed_at=moment)
+        .execution_options(synchronize_session=False)
+    )
+
+
+def applied_endpoints(session: Session) -> dict[str, str]:
+    """Return the endpoints that the service works with: name to digest of their settings."""
+    query = select(EndpointRow.name, EndpointRow.settings_sha)
+    found = session.execute(query.where(EndpointRow.state != REMOVED).order_by(EndpointRow.name))
+    return {row.name: row.settings_sha for row in found}
+
+
+def apply_endpoints(session: Session, settings: Mapping[str, str]) -> None:
+    """Make these the endpoints that the service works with; one that comes back is enabled."""
+    sync_endpoints(session, settings)
+    gone = EndpointRow.name.not_in(list(settings))
+    session.execute(
+        update(EndpointRow)
+        .where(gone, EndpointRow.state != REMOVED)
+        # No digest: if it comes back, it is another one, which `sync_endpoints` enables.
+        .values(state=REMOVED, reason="no longer in the configuration", settings_sha="")
+        .execution_options(synchronize_session=False)
+    )
+
+
+def _apply_check(
+    session: Session, name: str, document: Json, base_dir: str, moment: datetime
+) -> None:
+    """Write a check unless it is there as it is: `applied_at` says when it became so."""
+    check_id = lookups.check_id(session, name)
+    sha = json_sha(document)
+    same = (CheckRow.config_sha == sha) & (CheckRow.base_dir == base_dir)
+    session.execute(
+        update(CheckRow)
+        .where(CheckRow.id == check_id)
+        .where(or_(CheckRow.config_sha.is_(None), CheckRow.removed_at.is_not(None), ~same))
+        .values(
+            config=dict(document),
+            config_sha=sha,
+            base_dir=base_dir,
+            applied_at=moment,
+            removed_at=None,
+        )
+        .execution_options(synchronize_session=False)
+    )

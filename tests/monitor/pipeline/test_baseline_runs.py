@@ -1,0 +1,205 @@
+"""Runs against a baseline, from models to verdicts: paired by prompt, on a real database."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sqlalchemy import update
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from quantwatch.config.schema import CheckConfig
+from quantwatch.domain import RunResult, Verdict
+from quantwatch.pipeline import RunRequest, run_check
+from quantwatch.store import baselines
+from quantwatch.store.session import Database, open_database
+from quantwatch.store.tables import RunRow
+from quantwatch.store.upgrade import upgrade
+
+WORDS = [f"w{i}" for i in range(96)]
+RULES = [
+    {"name": "kl", "metric": "logit_kl", "kind": "baseline", "min_effect": 1e-6},
+    {"name": "isolated-error-outlier", "enabled": False},
+]
+
+
+class Quiet:
+    """A progress that says nothing."""
+
+    def start(self, stage: str, total_tokens: int) -> None:
+        pass
+
+    def advance(self, tokens: int) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model and sixteen prompts."""
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": len(WORDS)}
+    config = LlamaConfig(**sizes, **heads, max_position_embeddings=64, tie_word_embeddings=False)
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(5.0 if parameter.ndim > 1 else 1.0)
+    model.save_pretrained(folder / "tiny")
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0")
+    whole.save_pretrained(folder / "tiny")
+    texts = [" ".join(WORDS[(i * 5) % 70 : (i * 5) % 70 + 6 + i]) for i in range(16)]
+    (folder / "prompts.json").write_text(json.dumps(texts))
+    return folder
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    url = f"sqlite:///{tmp_path / 'runs.db'}"
+    upgrade(url)
+    opened = open_database(url)
+    yield opened
+    opened.close()
+
+
+def request_for(folder: Path, scale: float, **settings: Any) -> RunRequest:
+    fault = {"scope": "layers.1.mlp.down_proj", "scale": scale}
+    check = {
+        "reference": {"model": "tiny"},
+        "candidates": [{"name": "c", "model": "tiny", "faults": [fault]}],
+        "suite": {"files": ["prompts.json"]},
+        "threads": 1,
+        "rules": RULES,
+        **settings,
+    }
+    return RunRequest("nightly", CheckConfig.model_validate(check), folder, folder / "cache")
+
+
+def night(folder: Path, database: Database | None, scale: float, **settings: Any) -> RunResult:
+    request = request_for(folder, scale, **settings)
+    return run_check(request, database=database, progress=Quiet())
+
+
+def record(run: RunResult, metric: str = "logit_kl", scope: str = "model") -> Any:
+    (found,) = (
+        each
+        for each in run.candidates[0].baseline_differences
+        if (each.get("metric"), each.get("scope")) == (metric, scope)
+    )
+    return found
+
+
+def test_a_worse_candidate_is_a_regression_by_its_interval(
+    folder: Path, database: Database
+) -> None:
+    """Catches a paired test that the pipeline never reaches."""
+    first = night(folder, database, 1.01)
+    baselines.pin(database, "nightly", first.run_id, actor="ada")
+    same = night(folder, database, 1.01)
+    assert (same.verdict, same.candidates[0].baseline_differences) == (Verdict.PASS, ())
+    worse = night(folder, database, 1.05)
+    assert worse.verdict == Verdict.REGRESSION
+    (alert,) = (a for a in worse.alerts if a.rule == "kl")
+    assert "95 % interval" in alert.words
+    assert "over 16 prompts" in alert.words
+    assert alert.value is not None
+    assert alert.value > alert.threshold > 0
+    kl = record(worse)
+    assert 1e-6 < kl["ci_low"] < kl["difference"] < kl["ci_high"]
+    assert max(kl["p"], kl["q"]) < 0.01
+    assert kl["num_prompts"] == 16
+    assert record(worse, "rel_error", "layers.1")["q"] is None
+    outcome = next(each for each in worse.outcomes if each.rule == "kl")
+    assert (outcome.outcome, outcome.threshold) == ("breach", alert.threshold)
+    assert worse.capture["baseline"] == {"kind": "pinned", "runs": [first.run_id]}
+
+
+def test_a_better_candidate_is_an_improvement(folder: Path, database: Database) -> None:
+    """Catches praise by the point, and improvements that are never found."""
+    baselines.pin(database, "nightly", night(folder, database, 1.05).run_id)
+    assert night(folder, database, 1.01).verdict == Verdict.IMPROVEMENT
+
+
+def test_too_few_prompts_decide_nothing(folder: Path, database: Database) -> None:
+    """Catches a regression called on the spread of five numbers; no change is still a pass."""
+    few = {"suite": {"files": ["prompts.json"], "limit": 5}}
+    baselines.pin(database, "nightly", night(folder, database, 1.01, **few).run_id)
+    assert night(folder, database, 1.01, **few).verdict == Verdict.PASS
+    worse = night(folder, database, 1.05, **few)
+    assert worse.verdict == Verdict.INCONCLUSIVE
+    assert any("about 5 more prompts needed" in alert.words for alert in worse.alerts)
+
+
+def test_a_rolling_baseline_needs_no_pin(folder: Path, database: Database) -> None:
+    """Catches rolling runs that are chosen before the run knows what it measures."""
+    rolling = {"baseline": {"kind": "rolling", "window": 2}}
+    ids = [night(folder, database, 1.01, **rolling).run_id for _ in range(3)]
+    worse = night(folder, database, 1.05, **rolling)
+    assert worse.verdict == Verdict.REGRESSION
+    assert worse.capture["baseline"] == {"kind": "rolling", "runs": [ids[2], ids[1]]}
+    after = night(folder, database, 1.05, **rolling)
+    assert after.capture["baseline"]["runs"] == [ids[2], ids[1]]
+
+
+def test_a_confirmation_run_is_judged_with_the_run_it_confirms(
+    folder: Path, database: Database
+) -> None:
+    """Catches a second look that forgets the first."""
+    baselines.pin(database, "nightly", night(folder, database, 1.01).run_id)
+    first = night(folder, database, 1.05)
+    request = request_for(folder, 1.05)
+    confirm = _run_as_confirmation(database, request, first.run_id)
+    assert confirm.verdict == Verdict.REGRESSION
+    # Deterministic models: the pooled mean is the mean, whatever the order of the two runs.
+    assert record(confirm)["difference"] == pytest.approx(record(first)["difference"], rel=1e-9)
+
+
+def _run_as_confirmation(database: Database, request: RunRequest, parent: str) -> RunResult:
+    """Mark the run as soon as it begins, as the worker's queue does."""
+
+    class Marking(Quiet):
+        def start(self, stage: str, total_tokens: int) -> None:
+            with database.writer() as session:
+                session.execute(
+                    update(RunRow)
+                    .where(RunRow.status.in_(["preparing", "measuring"]))
+                    .values(trigger="confirm", parent_run_id=parent)
+                )
+
+    return run_check(request, database=database, progress=Marking())
+
+
+def test_the_floor_has_three_sources(folder: Path) -> None:
+    """Catches conditions that are measured and not kept with the run."""
+    run = night(folder, None, 1.01)
+    assert set(run.capture["noise_floor_by_source"]) == {"reference", "threads", "attention"}
+    assert run.capture["noise_floor_sources"] == {"threads": "measured", "attention": "measured"}
+    for (metric, _), floor in run.noise_floor.items():
+        sources = run.capture["noise_floor_by_source"].values()
+        assert floor <= max(each.get(metric, 0.0) for each in sources)
+
+
+def test_a_baseline_of_other_prompts_stays_inconclusive(folder: Path, database: Database) -> None:
+    """Catches an incompatible pinned baseline that is passed over in silence."""
+    baselines.pin(database, "nightly", night(folder, database, 1.01).run_id)
+    other = night(folder, database, 1.01, suite={"files": ["prompts.json"], "limit": 12})
+    assert other.verdict == Verdict.INCONCLUSIVE
+    assert any("suite" in problem for problem in other.baseline_mismatch)
+
+
+def test_a_baseline_from_a_file(folder: Path, database: Database) -> None:
+    """Catches a run in CI that is compared by the point because the database isn't there."""
+    first = night(folder, database, 1.01)
+    request = replace(request_for(folder, 1.05), baseline=first)
+    alone = run_check(request, database=None, progress=Quiet())
+    assert alone.verdict == Verdict.REGRESSION
+    stored = run_check(request, database=database, progress=Quiet())
+    assert record(stored)["ci_low"] is not None
