@@ -2,10 +2,11 @@
 
     inactive → pending → firing → recovering → inactive
 
-Only succeeded runs are outcomes at all: a run without a verdict neither counts nor resets. A
-critical breach of a rule that fires on its first run is confirmed before anybody is told: the alert
-waits as pending until another run breaches as well, or until it is known that the confirmation run
-can't tell (`unconfirmed`): an unconfirmed alert is better than a lost one.
+Only succeeded runs are outcomes at all: a run without a verdict neither counts nor resets. A breach
+of a rule that fires on its first run is confirmed before anybody is told when it is critical, or
+when it rests on a statistical test: the alert waits as pending until another run breaches as well,
+or until it is known that the confirmation run can't tell (`unconfirmed`): an unconfirmed alert is
+better than a lost one.
 """
 
 from collections.abc import Callable
@@ -193,7 +194,8 @@ def _wants_confirmation(
 ) -> bool:
     """Say whether this run stands alone: nothing before it breached, and it confirms nothing."""
     alone = pending.num_breaches == 1 and outcome.enter_runs == 1 and run.confirms is None
-    return policy.confirm and alone and outcome.severity is Severity.CRITICAL
+    doubtful = outcome.severity is Severity.CRITICAL or outcome.may_be_chance
+    return policy.confirm and alone and doubtful
 
 
 def _vanish(before: AlertState, policy: Policy) -> Step:

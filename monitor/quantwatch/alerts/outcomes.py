@@ -135,6 +135,7 @@ def _identity(rule: RuleConfig, candidate: str) -> dict[str, Any]:
         "severity": rule.severity,
         "enter_runs": rule.enter_runs,
         "leave_runs": rule.leave_runs,
+        "may_be_chance": rule.kind == "baseline",
     }
 
 

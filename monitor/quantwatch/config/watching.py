@@ -92,7 +92,9 @@ class AlertingConfig(Strict):
         default=None, description="Endpoints that are told; all when absent."
     )
     confirm: bool = Field(
-        default=True, description="A run confirms a critical breach before anybody is told."
+        default=True,
+        description="A second run confirms before anybody is told: a critical breach, and whatever "
+        "a baseline rule finds.",
     )
     reminder: PositiveDuration | None = Field(
         default=None, description="Tell again while it fires, 12h at least."

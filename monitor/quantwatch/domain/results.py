@@ -105,6 +105,8 @@ class RuleOutcome:
     value_kind: str
     threshold: float | None
     words: str
+    may_be_chance: bool = False
+    """Whether it rests on a statistical test: a confirmation run then precedes any message."""
 
 
 @dataclass(frozen=True, slots=True)

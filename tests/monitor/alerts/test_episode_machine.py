@@ -196,6 +196,10 @@ CONFIRMATIONS = {
         QUIET, outcome(B, severity=WARNING), RunRef("n"), at(FIRING, severity=WARNING),
         (OPENED, FIRED),
     ),
+    "a warning that may be chance does": (
+        QUIET, outcome(B, severity=WARNING, may_be_chance=True), RunRef("n"),
+        at(PENDING, severity=WARNING, num_breaches=1, awaits="n"), (OPENED, CONFIRM),
+    ),
     "nor does a rule of two runs": (
         at(PENDING, num_breaches=1), outcome(B, **TWO), RunRef("n"), at(FIRING), (FIRED,),
     ),
