@@ -7,6 +7,7 @@ another attention implementation. A condition that cannot be had says why.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -152,13 +153,18 @@ def _other_threads() -> Iterator[None]:
 
 @contextmanager
 def _other_attention(model: LoadedModel) -> Iterator[None]:
+    """Switch the attention of the whole model; every part gets back what it had, whatever fails."""
     current = _attention(model)
     assert current is not None
-    model.module.set_attn_implementation(_OTHER[current])  # type: ignore[operator]
+    found: list[Any] = [getattr(module, "config", None) for module in model.module.modules()]
+    configs = {id(c): c for c in found if hasattr(c, "_attn_implementation")}.values()
+    before = [(config, config._attn_implementation) for config in configs]
     try:
+        model.module.set_attn_implementation(_OTHER[current])  # type: ignore[operator]
         yield
     finally:
-        model.module.set_attn_implementation(current)  # type: ignore[operator]
+        for config, name in before:  # outer ones first: they may hand theirs on
+            config._attn_implementation = name
 
 
 def _attention(model: LoadedModel) -> str | None:

@@ -54,7 +54,11 @@ class Probe:
         self._takes_anything = configured and inspect.Parameter.VAR_KEYWORD in kinds
 
     def __enter__(self) -> Self:
-        self._handles = self._hook(self.model.anatomy.taps)
+        try:
+            self._hook(self.model.anatomy.taps, self._handles)
+        except BaseException:
+            _remove(self._handles)
+            raise
         return self
 
     def __exit__(
@@ -65,16 +69,13 @@ class Probe:
     ) -> None:
         _remove(self._handles)
 
-    def _hook(self, places: Mapping[Scope, str]) -> list[RemovableHandle]:
-        handles: list[RemovableHandle] = []
+    def _hook(self, places: Mapping[Scope, str], handles: list[RemovableHandle]) -> None:
+        """Hook modules; `handles` has every hook that was made, however this ends."""
         for scope, path in places.items():
             module = self.model.module.get_submodule(path)
             before, after = partial(self._before, scope), partial(self._after, scope)
-            handles += [
-                module.register_forward_pre_hook(before, with_kwargs=True),
-                module.register_forward_hook(after, with_kwargs=True),
-            ]
-        return handles
+            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            handles.append(module.register_forward_hook(after, with_kwargs=True))
 
     def run(self, batch: Batch, listener: Listener) -> Tensor:
         """Run a batch up to the head and return the head's input [R, H] at the measured rows.
@@ -85,9 +86,10 @@ class Probe:
             CaptureError: a tap did not fire exactly once.
         """
         self._listener, self.firings, self._head_call = listener, Counter(), None
-        # Every hook slows its module down; those on linears are worth a percent of a run.
-        linears = self._hook(_only_linears(self.model)) if batch.isolated else []
+        linears: list[RemovableHandle] = []
         try:
+            if batch.isolated:  # hooks slow modules down: those on linears by a percent of a run
+                self._hook(_only_linears(self.model), linears)
             self.model.module(batch.token_ids(self.model.device), **self._options(batch))
         except _HeadReachedError:
             pass

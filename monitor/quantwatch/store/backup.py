@@ -82,5 +82,7 @@ def _dump_postgres(url: URL, target: Path) -> None:
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise StoreError(f"Backup of {shown(url)} failed: {lines[0]}.")
-    if target.read_bytes()[:5] != b"PGDMP":
+    with target.open("rb") as archive:
+        start = archive.read(5)
+    if start != b"PGDMP":
         raise StoreError(f"Backup of {shown(url)} failed: pg_dump wrote no archive.")

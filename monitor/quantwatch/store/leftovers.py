@@ -40,7 +40,8 @@ def log_tasks(session: Session, limits: Limits, now: datetime) -> Iterator[Task]
     yield Task("logs", RunAttemptRow, RunAttemptRow.ended_at < old)
     yield Task("logs", EventRow, _told_before(session, old))
     yield Task("logs", FailedTaskRow, FailedTaskRow.last_at < old)
-    yield Task("logs", AuditRow, AuditRow.at < old)
+    yield Task("logs", AuditRow, (AuditRow.at < old) & AuditRow.action.not_like("baseline.%"))
+    yield Task("logs", AuditRow, AuditRow.at < ancient)  # who pinned what, as long as runs stay
     yield Task("logs", SilenceRow, SilenceRow.ends_at < old)
     yield Task("logs", ComponentRow, ComponentRow.seen_at < old)
     yield Task("logs", TriggerRow, TriggerRow.expires_at < now)

@@ -14,6 +14,7 @@ from quantwatch.store.tables import (
     Base,
     BaselinePinRow,
     BlockRow,
+    CheckRow,
     EpisodeRow,
     LatestRunRow,
     MeasurementRow,
@@ -110,7 +111,20 @@ def _kept(session: Session, stored: list[StoredRun], limits: Limits, now: dateti
     held = set(session.scalars(held_runs()))
     pointers = session.execute(select(LatestRunRow.run_id, LatestRunRow.succeeded_run_id))
     newest = {run for pair in pointers for run in pair if run is not None}
-    return kept(stored, limits, now, held=held, newest=newest)
+    return kept(stored, limits, now, held=held, newest=newest, windows=_windows(session))
+
+
+def _windows(session: Session) -> dict[int, int]:
+    """Return the length of each rolling baseline, by check."""
+    configs = session.execute(
+        select(CheckRow.id, CheckRow.config).where(CheckRow.config.is_not(None))
+    )
+    baselines = ((check_id, (config or {}).get("baseline", {})) for check_id, config in configs)
+    return {
+        check_id: baseline["window"]
+        for check_id, baseline in baselines
+        if baseline.get("kind") == "rolling"
+    }
 
 
 def _stored_runs(session: Session) -> list[StoredRun]:

@@ -63,11 +63,24 @@ def _copy_sqlite(url: URL, source: Path) -> None:
         _verified_copy(source, partial)
         if target.exists() and target.stat().st_size > 0:
             raise StoreError(f"Database {shown(url)} is no empty file; nothing was restored.")
+        _require_no_log(target, shown(url))
+        with partial.open("rb") as copy:
+            os.fsync(copy.fileno())
         os.replace(partial, target)
     except OSError as error:
         raise StoreError(f"Restoring {shown(url)} failed: {error}.") from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _require_no_log(target: Path, name: str) -> None:
+    """A log left by a database that is gone would be replayed over the restored one."""
+    left = [target.with_name(target.name + end) for end in ("-wal", "-shm", "-journal")]
+    if found := [str(path) for path in left if path.exists()]:
+        raise StoreError(
+            f"Database {name}: {found[0]} is left of a database that is gone and would be replayed "
+            "over the restored one; move it away (it may hold what the file did not), then again."
+        )
 
 
 def _verified_copy(source: Path, target: Path) -> None:

@@ -5,7 +5,7 @@ Tiers, most bytes first: `tokens` (a matrix per prompt), `prompts` (sums per pro
 whole model). Old layers are thinned to one run per week; nothing is averaged (ADR 0012).
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -64,17 +64,20 @@ def kept(
     *,
     held: Collection[str] = (),
     newest: Collection[str] = (),
+    windows: Mapping[int, int] | None = None,
 ) -> Kept:
     """Return which runs keep which tiers.
 
     `held` keep everything (pinned baselines, runs of open episodes), as do runs that have not ended
     and those with `kept_until` ahead; `newest`, which pages point at, keep all but matrices. The
-    baseline of a run that keeps a tier keeps it too: a comparison needs both sides.
+    baseline of a run that keeps a tier keeps it too: a comparison needs both sides. `windows` says
+    of checks with a rolling baseline how many runs it is made of: their prompt sums stay.
     """
     safe = set(held) | {r.id for r in runs if _is_held(r, now)}
     tokens = safe | _newest_per_check(runs, limits.token_runs)
     tokens |= {r.id for r in runs if r.flagged and now - r.started_at <= limits.flagged}
     prompts = safe | {r.id for r in runs if r.flagged or now - r.started_at <= limits.prompts}
+    prompts |= _newest_unflagged(runs, windows or {})
     layers = safe | set(newest) | _one_per_week(runs)
     layers |= {r.id for r in runs if r.flagged or now - r.started_at <= limits.statistics}
     whole = safe | set(newest) | {r.id for r in runs if now - r.started_at <= limits.runs}
@@ -93,6 +96,16 @@ def _newest_per_check(runs: Iterable[StoredRun], count: int) -> set[str]:
             by_check.setdefault(run.check_id, []).append(run)
     newest = (sorted(found, key=_age, reverse=True)[:count] for found in by_check.values())
     return {run.id for found in newest for run in found}
+
+
+def _newest_unflagged(runs: Iterable[StoredRun], counts: Mapping[int, int]) -> set[str]:
+    """Return the newest succeeded runs without a breach, as many as each check wants."""
+    good = [run for run in runs if not run.flagged and run.check_id in counts]
+    return {
+        run
+        for check_id, count in counts.items()
+        for run in _newest_per_check((r for r in good if r.check_id == check_id), count)
+    }
 
 
 def _one_per_week(runs: Iterable[StoredRun]) -> set[str]:

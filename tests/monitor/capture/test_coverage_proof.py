@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from quantwatch.capture.plan import CapturePlan
+from quantwatch.capture.probe import Probe
 from quantwatch.capture.side_by_side import capture_suite
+from quantwatch.domain import Scope
 from quantwatch.errors import CaptureError
 
 
@@ -159,6 +161,16 @@ def test_no_hook_outlives_the_capture(kit: Any, how: str) -> None:
     with torch.no_grad():
         logits = model(torch.tensor([suite.prompts[0].token_ids])).logits
     assert logits.shape == (1, 9, 64)
+
+
+def test_hooking_that_fails_halfway_leaves_nothing(kit: Any) -> None:
+    """Would catch the hooks of the modules before the one that can't be hooked."""
+    loaded = kit.load(kit.build("llama"))
+    loaded.anatomy.taps[Scope("layers.9")] = "no.such.module"
+    before = _num_hooks(loaded.module)
+    with pytest.raises(AttributeError, match="no"), Probe("model", loaded):
+        pass
+    assert _num_hooks(loaded.module) == before
 
 
 def test_capture_leaves_no_hooks_and_no_gradients(kit: Any) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from quantwatch.capture import conditions
 from quantwatch.capture.plan import CapturePlan
 from quantwatch.metrics.registry import METRICS
 
@@ -171,3 +172,16 @@ def test_without_condition_tokens_only_the_batch_is_a_condition(kit: Any) -> Non
     captured = kit.capture(model, {"c": kit.perturb(model)}, kit.suite([30, 9]), plan)
     assert {o.candidate for o in captured.floor.observations} == {"reference"}
     assert captured.report.noise_floor_sources == {}
+
+
+def test_another_attention_is_put_back(kit: Any) -> None:
+    """Would catch a reference that goes on with eager attention after an error in between."""
+    loaded = kit.load(kit.build("llama"))
+    inner = loaded.module.model.layers[0].self_attn.config
+    before = inner._attn_implementation
+    with conditions._other_attention(loaded):
+        assert inner._attn_implementation != before
+    assert inner._attn_implementation == before
+    with pytest.raises(ZeroDivisionError), conditions._other_attention(loaded):
+        print(1 // 0)
+    assert inner._attn_implementation == loaded.module.config._attn_implementation == before

@@ -156,3 +156,20 @@ def _contents(db: Database) -> dict[str, list[Any]]:
             ]
             for table in Base.metadata.sorted_tables
         }
+
+
+@ON_SQLITE
+@pytest.mark.parametrize("end", ["-wal", "-shm", "-journal"])
+def test_a_log_left_behind_is_not_replayed(
+    db: Database, tmp_path: Path, empty_url: str, end: str
+) -> None:
+    """Catches a restored backup that the log of the broken database is written over."""
+    backup(db.url, tmp_path / "backup")
+    left = tmp_path / f"restored.db{end}"
+    left.write_bytes(b"left")
+    with pytest.raises(StoreError, match=f"restored.db{end} is left of a database that is gone"):
+        restore(empty_url, tmp_path / "backup")
+    assert left.read_bytes() == b"left"
+    assert not (tmp_path / "restored.db").exists()
+    left.unlink()
+    assert restore(empty_url, tmp_path / "backup") == "current"

@@ -233,7 +233,7 @@ def test_logs_go_and_open_stories_stay(
     _attempt_and_audit(db, run, days=70)
     step(db, config)
     assert _events(db) == ["pending", "told", "young"]
-    assert (stored.counts()["run_attempt"], stored.counts()["audit"]) == (1, 0)
+    assert (stored.counts()["run_attempt"], stored.counts()["audit"]) == (1, 1)
     with db.writer() as session:
         values = {"resolved_at": datetime.now(UTC)}
         session.execute(update(EpisodeRow).where(EpisodeRow.id == opened).values(values))
@@ -355,8 +355,10 @@ def _attempt_and_audit(db: Database, run: str, days: float) -> None:
     with db.writer() as session:
         attempt = {"run_id": run, "number": 9, "worker": "w", "host": "h", "pid": 1}
         session.execute(insert(RunAttemptRow).values(**attempt, started_at=at, ended_at=at))
-        audit = {"at": at, "actor": "me", "action": "pin", "subject": "nightly"}
+        audit = {"at": at, "actor": "me", "action": "check.pause", "subject": "nightly"}
         session.execute(insert(AuditRow).values(audit))
+        # Who pinned the baseline is told as long as the run stays.
+        session.execute(insert(AuditRow).values(audit | {"action": "baseline.pin"}))
 
 
 def _schedule(db: Database, at: datetime) -> None:

@@ -55,6 +55,14 @@ def test_what_is_held_keeps_everything(days: int) -> None:
     assert tiers(kept([run(days), *NEWER], LIMITS, NOW, newest={"r"}))[-2:] == "LR"
 
 
+def test_a_rolling_baseline_keeps_its_sums() -> None:
+    """Catches a monthly check whose rolling mean loses most of its runs after 90 days."""
+    months = [run(30 * n, f"m{n}", flagged=n == 2) for n in range(1, 7)]
+    other = run(40, "other", check_id=2)
+    found = kept([*months, other], LIMITS, NOW, windows={1: 3})
+    assert found.prompts == {"m1", "m2", "m3", "m4"}  # m2 is flagged and kept for that
+
+
 def test_the_baseline_of_a_kept_comparison_is_kept() -> None:
     """Catches a comparison of which one side is gone."""
     baseline = run(900, "base")
