@@ -60,15 +60,16 @@ def replay(
     again: Again = False,
 ) -> None:
     """Tell an event, or all dead letters, again: same id, same body, new signature."""
-    from quantwatch.store import dead_letters
+    from quantwatch.store import replays
 
     _check(event, dead, since, again)
     with Session.of(context).writer() as database:
         if event is not None:
-            count = dead_letters.replay(database, event, actor(), again=again)
+            count, over = replays.replay(database, event, actor(), again=again), 0
         else:
-            count = dead_letters.replay_dead(database, start_of(str(since)), actor())
-    say(f"{count} deliveries wait again\n")
+            found = replays.replay_dead(database, start_of(str(since)), actor())
+            count, over = found.waiting, found.over
+    say(f"{count} deliveries wait again{f', {over} are over' if over else ''}\n")
 
 
 @app.command("failed")

@@ -39,15 +39,16 @@ def list_(context: typer.Context, json: o.AsJson = False) -> None:
 @app.command("test")
 def test(context: typer.Context, name: Name) -> None:
     """Send a test message the way every message goes; exits with 3 when it is not delivered."""
-    from quantwatch.delivery import apprise
+    from quantwatch.delivery import apprise, notices
     from quantwatch.delivery.testing import send_test
 
     session = Session.of(context)
-    endpoint = _known(_endpoints(session), name)
+    endpoints = _endpoints(session)
+    endpoint = _known(endpoints, name)
     if endpoint.format == apprise.FORMAT:
         apprise.load()
     with session.writer() as database:
-        attempt = send_test(database, endpoint)
+        attempt = send_test(database, endpoint, deaf=notices.deaf(endpoints))
     say(f"{name}: delivered: status {attempt.status} in {attempt.duration_s:.2f} s\n")
 
 

@@ -24,16 +24,19 @@ PRIVATE = _networks(
     *("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "172.16.0.0/12", "192.0.0.0/24"),
     *("192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "::/96", "::ffff:0:0/96"),
     *("64:ff9b:1::/48", "100::/64", "2001::/23", "2001:db8::/32", "fc00::/7", "fec0::/10"),
+    *("::ffff:0:0:0/96", "3fff::/20", "5f00::/16"),
 )
 """What Python's `is_global` gets wrong in some version, and the ranges it knows as well."""
 _NAT64, _TO4, _TEREDO = _networks("64:ff9b::/96", "2002::/16", "2001::/32")
-_EMBEDDED = _networks("::/96", "::ffff:0:0/96")
+_EMBEDDED = _networks("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96")
+_UNICAST = _networks("0.0.0.0/0", "2000::/3", "64:ff9b::/96")
+"""What is given out to anybody at all; NAT64 is judged by the address inside."""
 
 
 def refusal(address: str, allowed: Sequence[Network] = ()) -> str | None:
     """Say why no message is sent to an address; None when it may be.
 
-    An IPv4 address inside an IPv6 one (mapped, NAT64, 6to4, Teredo) is judged as well.
+    An IPv4 address inside an IPv6 one (mapped, translated, NAT64, 6to4, Teredo) is judged as well.
     """
     try:
         outer = ipaddress.ip_address(address)
@@ -66,7 +69,10 @@ def _refusal(address: Address, allowed: Sequence[Network]) -> str | None:
         return None if _within(address, alone) else "is link-local or a metadata service"
     if _within(address, listed):
         return None
-    if not address.is_global or address.is_multicast or _within(address, PRIVATE):
+    # Python changed its mind about these two in 3.11.4; they are what the address inside is.
+    known = address.is_global or _within(address, (_NAT64, _TO4))
+    known = known and _within(address, _UNICAST)
+    if not known or address.is_multicast or _within(address, PRIVATE):
         return "is private; allow_networks allows it"
     return None
 

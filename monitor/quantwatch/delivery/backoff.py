@@ -4,6 +4,8 @@ PLAN_S = (5.0, 300.0, 1800.0, 7200.0, 18000.0, 36000.0, 36000.0)
 """Waits after the first attempt, which is made at once, and after each further one."""
 MOST_ATTEMPTS = len(PLAN_S) + 1
 JITTER = 0.2
+LONGEST_S = max(PLAN_S) * (1 + JITTER) * 2
+"""No message waits longer than that for its next attempt."""
 MEMORY = 0.2
 """Weight of the newest attempt in the moving average."""
 

@@ -5,12 +5,13 @@ from dataclasses import replace
 from sqlalchemy.orm import Session
 
 from quantwatch.config.endpoints import Endpoint
-from quantwatch.delivery.formats import can_group
+from quantwatch.delivery.formats import most_in_digest
 from quantwatch.delivery.formats.digest import MOST_MESSAGES, digest_body, members_of
 from quantwatch.delivery.health import ENABLED
 from quantwatch.delivery.rates import Bucket
-from quantwatch.store import clock, dead_letters, deliveries, outbox
-from quantwatch.store.deliveries import DIGEST, Due, Message
+from quantwatch.store import clock, dead_letters, deliveries, digests, outbox
+from quantwatch.store.deliveries import Due, Message
+from quantwatch.store.digests import DIGEST
 from quantwatch.store.endpoints import EndpointState, lock_endpoint, save_endpoint
 from quantwatch.store.session import Database
 from quantwatch.telemetry import new_run_id
@@ -37,6 +38,10 @@ def claim(db: Database, endpoint: Endpoint) -> Message | None:
             dead_letters.bury(session, dead_letters.to_endpoint(endpoint.name), why)
             return None
         bucket = bucket_of(session, state, endpoint)
+        if bucket.at < state.tokens_at:
+            # Counted when the clock was wrong: from now on it fills again.
+            state = replace(state, tokens_at=bucket.at)
+            save_endpoint(session, state)
         one = _next(session, endpoint, bucket) if bucket.tokens >= 1 else None
         return None if one is None else hold(session, one, endpoint, state)
 
@@ -56,20 +61,31 @@ def hold(session: Session, one: Due, endpoint: Endpoint, state: EndpointState) -
 
 def _next(session: Session, endpoint: Endpoint, bucket: Bucket) -> Due | None:
     """Return the oldest message, or a digest: with the last of the rate, or of a long queue."""
-    many = can_group(endpoint.format) and (
+    most_shown = most_in_digest(endpoint.format)
+    many = most_shown > 1 and (
         bucket.tokens < 2 or deliveries.is_due(session, endpoint.name, MOST_MESSAGES)
     )
     most = MOST_MESSAGES if many else 1
     waiting = deliveries.due(session, endpoint.name, clock.now(session), most)
     if not waiting or waiting[0].attempts or waiting[0].type == DIGEST:
         return waiting[0] if waiting else None
-    members = members_of(waiting)
-    return waiting[0] if len(members) < 2 else _digest(session, members, endpoint)
+    members = members_of(waiting, most_shown)
+    if len(members) < 2:
+        return waiting[0]
+    held = _held(session, members)
+    return _digest(session, held, endpoint) if len(held) > 1 else next(iter(held), None)
+
+
+def _held(session: Session, members: list[Due]) -> list[Due]:
+    """Return what still waits and is held now; nothing of a subject that is being changed."""
+    kept = digests.hold_waiting(session, [one.delivery_id for one in members])
+    changing = {one.subject for one in members if one.delivery_id not in kept}
+    return [one for one in members if one.subject not in changing]
 
 
 def _digest(session: Session, members: list[Due], endpoint: Endpoint) -> Due:
     subject = f"{DIGEST}:{endpoint.name}"
     body = digest_body(members, clock.now(session))
     digest_id = outbox.publish(session, outbox.Event(DIGEST, subject, body), [endpoint.name])
-    deliveries.group(session, members, digest_id)
+    digests.group(session, [one.delivery_id for one in members], digest_id)
     return deliveries.due_event(session, digest_id, endpoint.name)

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 
 from quantwatch.delivery.backoff import next_ratio
 from quantwatch.delivery.outcomes import Outcome
+from quantwatch.store.suppression import RECOVERED
 
 ENABLED, AUTO, GONE, INVALID = "enabled", "disabled_auto", "disabled_gone", "invalid"
 LONGEST_FAILURE = timedelta(days=5)
@@ -35,7 +36,8 @@ def after(health: Health, outcome: Outcome, at: datetime) -> Health:
             last_success_at=at,
             last_attempt_at=at,
         )
-    since = health.failing_since or at
+    # A clock that was ahead must not put off the end for as long.
+    since = min(health.failing_since or at, at)
     failing = replace(
         health,
         failing_since=since,
@@ -50,7 +52,13 @@ def after(health: Health, outcome: Outcome, at: datetime) -> Health:
 
 
 def notices(before: Health, now: Health, outcome: Outcome) -> tuple[str, ...]:
-    """Return the events that the other endpoints are told: failing, exhausted, disabled."""
+    """Return the events that the others are told: failing, exhausted, disabled, recovered.
+
+    Each success may be a recovery, as a streak is forgotten when an endpoint is enabled: whoever
+    was told of no trouble is not told of its end.
+    """
+    if outcome.effect == "success":
+        return (RECOVERED,) if now.state == ENABLED else ()
     told = []
     if now.num_failures == TOLD_AT_FAILURE and now.state == ENABLED:
         told.append("endpoint.failing")

@@ -1,7 +1,7 @@
 """One endpoint's way out: claim, render, sign, send, settle. A slow receiver fills only its own."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from quantwatch.config.endpoints import Endpoint
@@ -27,6 +27,8 @@ class Lane:
     client: Client
     chance: Callable[[], float] = random.random
     """Spreads retries; in [0, 1)."""
+    deaf: Collection[str] = ()
+    """Endpoints that are not told when this one fails."""
     last_duration_s: float = field(default=0.0, init=False)
     """How long the receiver took last; faster ones go first."""
 
@@ -52,7 +54,7 @@ class Lane:
         """Send a message that is held and write down what came of it; None: the lease was lost."""
         answer = self._answer(message)
         self.last_duration_s = answer.duration_s
-        settled = settle(self.db, message, self.endpoint, answer, self.chance())
+        settled = settle(self.db, message, self.endpoint, answer, self.chance(), self.deaf)
         self._note(message, answer, settled)
         return settled
 

@@ -8,10 +8,12 @@ from datetime import timedelta
 from functools import partial
 
 from quantwatch.config.endpoints import Endpoint
+from quantwatch.delivery import notices
+from quantwatch.delivery.backoff import LONGEST_S
 from quantwatch.delivery.client import Client
 from quantwatch.delivery.lane import Lane
 from quantwatch.observability import logs, meters
-from quantwatch.store import clock, dead_letters, deliveries
+from quantwatch.store import clock, dead_letters, deliveries, digests
 from quantwatch.store.endpoints import sync_endpoints
 from quantwatch.store.session import Database
 
@@ -34,7 +36,10 @@ class Deliverer:
     ) -> None:
         self.db = db
         self._client = client or Client()
-        self._lanes = {name: Lane(db, one, self._client) for name, one in endpoints.items()}
+        self._lanes = {
+            name: Lane(db, one, self._client, deaf=notices.deaf(endpoints))
+            for name, one in endpoints.items()
+        }
         self._stopping = threading.Event()
         self._woken = threading.Condition()
         self._threads: list[threading.Thread] = []
@@ -91,12 +96,15 @@ class Deliverer:
             lost = deliveries.take_back(session)
             unknown = dead_letters.to_unknown(list(settings), now - PATIENCE)
             buried = dead_letters.bury(session, unknown, "its endpoint is not configured")
+            buried += digests.end_members(session)
+            mended = deliveries.mend_waits(session, LONGEST_S)
             oldest = dead_letters.oldest_open_at(session)
         self._synced = True
         age = 0.0 if oldest is None else max(0.0, (now - oldest).total_seconds())
         meters.OLDEST_PENDING.set(age)
-        if lost or buried:
-            log.warning("deliveries tidied up", lost_leases=lost, buried=buried)
+        if lost or buried or mended:
+            facts = {"lost_leases": lost, "buried": buried, "wrong_times": mended}
+            log.warning("deliveries tidied up", **facts)
 
     def _deliver(self, lane: Lane) -> float:
         lane.drain(1000, self._stopping.is_set)

@@ -20,6 +20,8 @@ class Bucket:
 
     def refilled(self, per_minute: int, now: datetime) -> "Bucket":
         """Return the bucket as it is now; a clock that went back, or a pause, adds nothing."""
+        if self._is_from_a_wrong_clock(now):
+            return Bucket(self.tokens, now)
         if now <= self.at:
             return self
         added = (now - self.at).total_seconds() * refill_per_minute(per_minute) / 60
@@ -33,8 +35,12 @@ class Bucket:
 
     def paused(self, now: datetime, seconds: float | None) -> "Bucket":
         """Return an empty bucket that refills from the end of the pause on."""
-        pause = min(seconds or 0.0, LONGEST_PAUSE_S)
-        return Bucket(0.0, max(self.at, now + timedelta(seconds=pause)))
+        until = now + timedelta(seconds=min(seconds or 0.0, LONGEST_PAUSE_S))
+        return Bucket(0.0, until if self._is_from_a_wrong_clock(now) else max(self.at, until))
+
+    def _is_from_a_wrong_clock(self, now: datetime) -> bool:
+        """Say whether it was counted later than any pause explains: the clock was wrong then."""
+        return self.at - now > timedelta(seconds=LONGEST_PAUSE_S)
 
 
 def capacity(per_minute: int) -> int:

@@ -1,13 +1,13 @@
 """What an answer changes: the message, the endpoint, who else is told. One transaction."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 
 from sqlalchemy.orm import Session
 
 from quantwatch.config.endpoints import Endpoint
-from quantwatch.delivery import health
+from quantwatch.delivery import health, notices
 from quantwatch.delivery.backoff import wait_s
 from quantwatch.delivery.client import Answer
 from quantwatch.delivery.health import Health
@@ -17,16 +17,13 @@ from quantwatch.store import clock, failed_tasks
 from quantwatch.store.deliveries import Attempt, Message, finish
 from quantwatch.store.endpoints import (
     EndpointState,
-    enabled_names,
     lock_endpoint,
     save_endpoint,
-    told_since,
 )
-from quantwatch.store.outbox import Event, publish, suppress_untold
+from quantwatch.store.outbox import suppress_untold
 from quantwatch.store.session import Database
 
 OPERATION = "delivery"
-TEST = "test"
 _STATES = {"delivered": "delivered", "retry": "retry_wait", "dead": "dead"}
 
 
@@ -40,13 +37,19 @@ class Settled:
 
 
 def settle(
-    db: Database, message: Message, endpoint: Endpoint, answer: Answer, chance: float
+    db: Database,
+    message: Message,
+    endpoint: Endpoint,
+    answer: Answer,
+    chance: float,
+    deaf: Collection[str] = (),
 ) -> Settled | None:
     """Write down an attempt and all that follows from it; None when the lease was lost.
 
-    `chance` in [0, 1) spreads the next attempt.
+    `chance` in [0, 1) spreads the next attempt. The endpoints in `deaf` hear of no trouble with
+    this one.
     """
-    outcome = outcome_of(answer, message.attempt, once=message.type == TEST)
+    outcome = outcome_of(answer, message.attempt, once=message.type == notices.TEST)
     with db.writer() as session:
         row = lock_endpoint(session, endpoint.name)
         before = _health(row)
@@ -58,7 +61,8 @@ def settle(
         _count(session, message, outcome, answer)
         if outcome.next != "delivered":
             suppress_untold(session, endpoint.name, message.subject)
-        _tell(session, endpoint, message, health.notices(before, now, outcome), now)
+        types = notices.worth_telling(session, message, before, (now, outcome))
+        notices.tell(session, endpoint, types, now, deaf)
     return Settled(outcome, attempt.state, now.state)
 
 
@@ -104,39 +108,3 @@ def _count(session: Session, message: Message, outcome: Outcome, answer: Answer)
     else:
         words = answer.text or outcome.error_code
         failed_tasks.note_failure(session, OPERATION, outcome.error_code, subject, words)
-
-
-def _tell(
-    session: Session, endpoint: Endpoint, message: Message, types: Sequence[str], now: Health
-) -> None:
-    """Tell the other endpoints; nothing is told about a lost notice or test."""
-    if not types:
-        return
-    subject = f"endpoint:{endpoint.name}"
-    others = sorted(enabled_names(session) - {endpoint.name})
-    for kind in types:
-        if kind == "endpoint.exhausted":
-            own = message.type == TEST or message.type.startswith("endpoint.")
-            if own or told_since(session, subject, kind, now.failing_since):
-                continue
-        publish(session, Event(kind, subject, _notice(session, endpoint, kind, now)), others)
-
-
-def _notice(session: Session, endpoint: Endpoint, kind: str, now: Health) -> dict[str, object]:
-    words = {
-        "endpoint.failing": f"has failed {now.num_failures} times in a row",
-        "endpoint.exhausted": "did not get a message; it is a dead letter now",
-        "endpoint.disabled": f"is disabled: {now.reason}",
-    }
-    since = now.failing_since
-    data = {
-        "title": f"Endpoint {endpoint.name} {words[kind]}",
-        "severity": "warning",
-        "endpoint": endpoint.name,
-        "host": endpoint.host,
-        "state": now.state,
-        "num_failures": now.num_failures,
-        "failing_since": None if since is None else since.isoformat(),
-        "command": "quantwatch deliveries list --state dead",
-    }
-    return {"type": kind, "timestamp": clock.now(session).isoformat(), "data": data}

@@ -1,5 +1,6 @@
 """A test message: the same way as any other, within the rate, tried once."""
 
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -8,7 +9,7 @@ from quantwatch.config.endpoints import Endpoint
 from quantwatch.delivery.claiming import bucket_of, hold
 from quantwatch.delivery.client import Client
 from quantwatch.delivery.lane import Lane
-from quantwatch.delivery.settling import TEST
+from quantwatch.delivery.notices import TEST
 from quantwatch.errors import MonitorError
 from quantwatch.store import clock, dead_letters, deliveries
 from quantwatch.store.deliveries import Attempt, Message
@@ -17,16 +18,21 @@ from quantwatch.store.outbox import Event, publish
 from quantwatch.store.session import Database
 
 
-def send_test(db: Database, endpoint: Endpoint, client: Client | None = None) -> Attempt:
+def send_test(
+    db: Database,
+    endpoint: Endpoint,
+    client: Client | None = None,
+    deaf: Collection[str] = (),
+) -> Attempt:
     """Send a test message, also to a disabled endpoint; return what is told of it.
 
-    Never what the receiver answered. Raises MonitorError when it was not delivered, or when the
-    endpoint's rate is used up.
+    Never what the receiver answered. The endpoints in `deaf` hear of no trouble. Raises
+    MonitorError when it was not delivered, or when the endpoint's rate is used up.
     """
     with db.writer() as session:
         sync_endpoints(session, {endpoint.name: endpoint.settings_sha})
         message = _held(session, endpoint)
-    settled = Lane(db, endpoint, client or Client()).send(message)
+    settled = Lane(db, endpoint, client or Client(), deaf=deaf).send(message)
     with db.reader() as session:
         attempt = dead_letters.last_attempt(session, message)
     if settled is None or settled.outcome.next != "delivered":

@@ -1,7 +1,9 @@
 """The part `delivery`: a deliverer for the endpoints in use, replaced when they change."""
 
 import threading
+from collections.abc import Mapping
 
+from quantwatch.config.endpoints import Endpoint
 from quantwatch.delivery.loop import Deliverer
 from quantwatch.observability import logs
 from quantwatch.service.configuration import Current
@@ -21,7 +23,7 @@ class Delivering:
         self._db, self._current = db, current
         self._lock = threading.Lock()
         self._deliverer: Deliverer | None = None
-        self._shas: dict[str, str] = {}
+        self._endpoints: Mapping[str, Endpoint] = {}
         self._replacing = False
 
     @property
@@ -38,7 +40,7 @@ class Delivering:
         """Begin to deliver."""
         with self._lock:
             loaded = self._current.loaded
-            self._shas = loaded.endpoint_shas
+            self._endpoints = dict(loaded.endpoints)
             self._deliverer = Deliverer(self._db, loaded.endpoints)
             self._deliverer.start()
 
@@ -51,7 +53,8 @@ class Delivering:
     def refresh(self) -> None:
         """Go on with the endpoints of the configuration in use, if they are others now."""
         loaded = self._current.loaded
-        if loaded.endpoint_shas == self._shas:
+        # Not the digests: they leave out what changes no address, such as the rate.
+        if dict(loaded.endpoints) == self._endpoints:
             return
         self._replacing = True
         try:

@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from sqlalchemy import ColumnElement, and_, func, select, update
 from sqlalchemy.orm import Session
 
 from quantwatch.errors import UserError
-from quantwatch.store import audit, clock
-from quantwatch.store.deliveries import DIGEST, Attempt, Message
+from quantwatch.store import clock
+from quantwatch.store.deliveries import Attempt, Message
+from quantwatch.store.digests import DIGEST, end_members, suppress_all
 from quantwatch.store.session import Database
 from quantwatch.store.suppression import WAITING
-from quantwatch.store.tables import DeliveryAttemptRow, DeliveryRow, EndpointRow, EventRow
+from quantwatch.store.tables import DeliveryAttemptRow, DeliveryRow, EventRow
 
 STATES = (
     *("pending", "sending", "retry_wait", "grouped"),
@@ -56,46 +57,6 @@ def list_deliveries(db: Database, *, state: str | None = None, limit: int = 50) 
         return [_delivery(*row) for row in session.execute(query)]
 
 
-def replay(db: Database, event_id: str, actor: str, *, again: bool = False) -> int:
-    """Tell an event again where it is dead, with `again` also where it was delivered.
-
-    Return the number of deliveries; each keeps its id and body.
-    Raises UserError when there is nothing to tell, or a receiver is disabled.
-    """
-    states = ("dead", "delivered") if again else ("dead",)
-    with db.writer() as session:
-        event = session.get(EventRow, event_id)
-        if event is None or event.type == DIGEST:
-            what = "a digest, replay what it carried" if event else "no event"
-            raise UserError(f"{event_id} is {what}; `quantwatch deliveries list` shows all.")
-        mine = DeliveryRow.event_id == event_id
-        count = _revive(session, and_(mine, DeliveryRow.state.in_(states)))
-        if count == 0:
-            wanted = " or ".join(states)
-            raise UserError(f"No delivery of {event_id} is {wanted}: {_now(session, mine)}.")
-        audit.note(session, actor, "delivery.replay", event_id, None, {"deliveries": count})
-    return count
-
-
-def replay_dead(db: Database, since: datetime | timedelta, actor: str) -> int:
-    """Tell everything again that became a dead letter since then, or for so long; return how many.
-
-    A digest is not told again but what it carried. Raises UserError when a receiver is disabled.
-    """
-    digests = select(EventRow.id).where(EventRow.type == DIGEST)
-    with db.writer() as session:
-        start = clock.now(session) - since if isinstance(since, timedelta) else since
-        dead = and_(
-            DeliveryRow.state == "dead",
-            DeliveryRow.ended_at >= start,
-            DeliveryRow.event_id.not_in(digests),
-        )
-        count = _revive(session, dead)
-        told = {"since": start.isoformat(), "deliveries": count}
-        audit.note(session, actor, "delivery.replay", "dead letters", None, told)
-    return count
-
-
 def last_attempt(session: Session, message: Message) -> Attempt:
     """Return the last attempt of a delivery, without what the receiver said."""
     row = session.scalars(
@@ -109,11 +70,20 @@ def last_attempt(session: Session, message: Message) -> Attempt:
 
 
 def bury(session: Session, condition: ColumnElement[bool], why: str) -> int:
-    """Make dead letters of what waits under a condition; return how many."""
+    """Make dead letters of what waits under a condition, and of what its digests carry.
+
+    Return how many. What nobody can hear of any more is suppressed.
+    """
     values = {"state": "dead", "ended_at": clock.now(session), "last_error": why}
     waiting = and_(condition, DeliveryRow.state.in_(WAITING))
-    change = update(DeliveryRow).where(waiting).values(values).returning(DeliveryRow.id)
-    return len(session.scalars(change).all())
+    change = update(DeliveryRow).where(waiting).values(values)
+    change = change.returning(DeliveryRow.endpoint, DeliveryRow.subject)
+    rows = session.execute(change).all()
+    if not rows:
+        return 0
+    suppress_all(session, {(row.endpoint, row.subject) for row in rows})
+    carriers = {row.endpoint for row in rows if row.subject.startswith(f"{DIGEST}:")}
+    return len(rows) + end_members(session, DeliveryRow.endpoint.in_(carriers))
 
 
 def to_endpoint(name: str) -> ColumnElement[bool]:
@@ -130,41 +100,6 @@ def oldest_open_at(session: Session) -> datetime | None:
     """Return since when the oldest delivery that has not ended waits."""
     is_open = DeliveryRow.ended_at.is_(None)
     return session.scalar(select(func.min(DeliveryRow.created_at)).where(is_open))
-
-
-def _revive(session: Session, condition: ColumnElement[bool]) -> int:
-    """Let deliveries wait again, as if they had never been tried."""
-    _require_enabled(session, condition)
-    moment = clock.now(session)
-    values = {
-        "state": "pending",
-        "attempt": 0,
-        "next_at": moment,
-        "ended_at": None,
-        "digest_id": None,
-    }
-    change = update(DeliveryRow).where(condition).values(values).returning(DeliveryRow.id)
-    return len(session.scalars(change).all())
-
-
-def _require_enabled(session: Session, condition: ColumnElement[bool]) -> None:
-    query = (
-        select(EndpointRow.name, EndpointRow.state)
-        .join(DeliveryRow, DeliveryRow.endpoint == EndpointRow.name)
-        .where(condition, EndpointRow.state != "enabled")
-    )
-    found = session.execute(query.limit(1)).first()
-    if found is not None:
-        name, state = found
-        raise UserError(
-            f"Endpoint {name} is {state}; mend it and run `quantwatch endpoints enable {name}`."
-        )
-
-
-def _now(session: Session, mine: ColumnElement[bool]) -> str:
-    query = select(DeliveryRow.endpoint, DeliveryRow.state).where(mine).order_by("endpoint")
-    rows = [f"{endpoint} {state}" for endpoint, state in session.execute(query)]
-    return ", ".join(rows) or "it was for nobody"
 
 
 def _last_duration() -> ColumnElement[float | None]:

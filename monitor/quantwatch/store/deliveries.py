@@ -4,7 +4,6 @@ All functions belong to the caller's transaction, which holds the endpoint (`loc
 deliverers never claim for one endpoint at once.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -24,12 +23,11 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session, aliased
 
 from quantwatch.store import clock
-from quantwatch.store.outbox import suppress_untold
+from quantwatch.store.digests import DIGEST, carried_by, end_members, suppress_all
 from quantwatch.store.suppression import WAITING
 from quantwatch.store.tables import DeliveryAttemptRow, DeliveryRow, EventRow
 from quantwatch.store.types import UtcDateTime
 
-DIGEST = "digest"
 LOST = "lease_lost"
 """Error code of an attempt whose process went away."""
 
@@ -182,48 +180,44 @@ def finish(session: Session, message: Message, attempt: Attempt) -> bool:
         return False
     _note_attempt(session, message.delivery_id, message.at, attempt)
     if ended and message.type == DIGEST:
-        _end_grouped(session, message.event_id, message.endpoint, attempt)
+        end_members(session, carried_by(message.event_id, message.endpoint))
     return True
 
 
-def take_back(session: Session) -> int:
-    """Give back the deliveries whose lease is over, as sent perhaps; return how many."""
+def take_back(session: Session, longest_s: float = 600.0) -> int:
+    """Give back the deliveries whose lease is over, as sent perhaps; return how many.
+
+    A lease of more than `longest_s` from now on was given when the clock was wrong.
+    """
     moment = clock.now(session)
-    lost = and_(DeliveryRow.state == "sending", DeliveryRow.lease_until < moment)
+    until = DeliveryRow.lease_until
+    over = or_(until < moment, until > moment + timedelta(seconds=longest_s))
     why = "the process that sent it went away"
     values = {"state": "retry_wait", "next_at": moment, "left_machine": True, "last_error": why}
-    change = update(DeliveryRow).where(lost).values(values | _RELEASED)
+    change = update(DeliveryRow).where(DeliveryRow.state == "sending", over)
+    change = change.values(values | _RELEASED)
     rows = change.returning(DeliveryRow.id, DeliveryRow.endpoint, DeliveryRow.subject)
     found = session.execute(rows).all()
     attempt = Attempt("retry_wait", moment, True, 0.0, error_code=LOST, error=why)
-    for delivery_id, endpoint, subject in found:
-        _note_attempt(session, delivery_id, moment, attempt)
-        suppress_untold(session, endpoint, subject)
+    for row in found:
+        _note_attempt(session, row.id, moment, attempt)
+    suppress_all(session, {(row.endpoint, row.subject) for row in found})
     return len(found)
 
 
-def group(session: Session, members: Sequence[Due], digest_id: str) -> None:
-    """Let a digest carry deliveries; they end as it ends."""
-    ids = [one.delivery_id for one in members]
-    values = {"state": "grouped", "digest_id": digest_id}
-    session.execute(update(DeliveryRow).where(DeliveryRow.id.in_(ids)).values(values))
+def mend_waits(session: Session, longest_s: float) -> int:
+    """Let what was told to wait when the clock was wrong be due now; return how much that is.
 
-
-def _end_grouped(session: Session, digest_id: str, endpoint: str, attempt: Attempt) -> None:
-    """End the deliveries that a digest carried."""
-    carried = and_(
-        DeliveryRow.digest_id == digest_id,
-        DeliveryRow.endpoint == endpoint,
-        DeliveryRow.state == "grouped",
+    What was never tried waits for no moment at all, and nothing waits longer than `longest_s`.
+    """
+    moment = clock.now(session)
+    longest = and_(
+        DeliveryRow.state.in_(WAITING),
+        DeliveryRow.next_at > moment + timedelta(seconds=longest_s),
     )
-    values = {
-        "state": attempt.state,
-        "left_machine": or_(DeliveryRow.left_machine, literal(attempt.left_machine)),
-        "last_status": attempt.status,
-        "last_error": attempt.error,
-        "ended_at": clock.now(session),
-    }
-    session.execute(update(DeliveryRow).where(carried).values(values))
+    untried = and_(DeliveryRow.state == "pending", DeliveryRow.next_at > moment)
+    change = update(DeliveryRow).where(or_(longest, untried)).values(next_at=moment)
+    return len(session.scalars(change.returning(DeliveryRow.id)).all())
 
 
 _RELEASED: dict[str, Any] = {"lease_token": None, "lease_until": None}

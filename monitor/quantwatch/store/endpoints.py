@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from quantwatch.errors import UserError
 from quantwatch.store import audit
 from quantwatch.store.lookups import insert_new
 from quantwatch.store.session import Database
-from quantwatch.store.tables import EndpointRow, EventRow
+from quantwatch.store.tables import DeliveryRow, EndpointRow, EventRow
 
 LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 """When a bucket was last counted that is full by now."""
@@ -104,6 +104,18 @@ def told_since(session: Session, subject: str, event_type: str, since: datetime 
     if since is not None:
         query = query.where(EventRow.occurred_at >= since)
     return session.scalar(query.limit(1)) is not None
+
+
+def told_since_end(session: Session, subject: str, end: str) -> set[str]:
+    """Return the endpoints that were told about a subject since its last event of type `end`."""
+    last = select(func.max(EventRow.seq)).where(EventRow.subject == subject, EventRow.type == end)
+    query = (
+        select(DeliveryRow.endpoint)
+        .join(EventRow, EventRow.id == DeliveryRow.event_id)
+        .where(EventRow.subject == subject)
+        .where(EventRow.seq > func.coalesce(last.scalar_subquery(), -1))
+    )
+    return set(session.scalars(query))
 
 
 def enabled_names(session: Session) -> set[str]:

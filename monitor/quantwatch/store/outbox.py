@@ -100,11 +100,16 @@ def _told(session: Session, endpoint: str, subject: str) -> list[Told]:
     waiting = select(DeliveryRow.id).join(EventRow, event).where(*mine, *ending).limit(1)
     if session.scalar(waiting) is None:
         return []
+    return history(session, endpoint, subject)
+
+
+def history(session: Session, endpoint: str, subject: str) -> list[Told]:
+    """Return the newest deliveries of a subject in their order; the caller holds them."""
     columns = DeliveryRow.id, DeliveryRow.state, DeliveryRow.left_machine, EventRow.type
     query = (
         select(*columns, EventRow.body)
-        .join(EventRow, event)
-        .where(*mine)
+        .join(EventRow, EventRow.id == DeliveryRow.event_id)
+        .where(DeliveryRow.endpoint == endpoint, DeliveryRow.subject == subject)
         .order_by(DeliveryRow.seq.desc())
         .limit(_MOST_LOOKED_AT)
         # A deliverer that claims one of them now must be seen, or waited for.

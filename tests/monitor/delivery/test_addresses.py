@@ -20,9 +20,12 @@ REFUSED = [
         "64:ff9b::7f00:1",
         "64:ff9b::a9fe:a9fe",
         "64:ff9b:1::1",
+        "64:ff9a::1",
         "2002:7f00:1::",
         "2002:a9fe:a9fe::1",
     ),
+    *("::ffff:0:127.0.0.1", "::ffff:0:a9fe:a9fe", "::ffff:0:8.8.8.8", "4000::1", "8000::1"),
+    *("5f00::1", "3fff::1", "3fff:fff::1", "100:0:0:1::1", "100::1", "200::1", "1fff::1"),
     *("::127.0.0.1", "::", "::8.8.8.8", "::ffff:8.8.8.8", "2001:0:7f00:1::1", "fd00:ec2::254"),
     *(
         "100.100.100.200",
@@ -36,6 +39,7 @@ REFUSED = [
 ]
 PUBLIC = [
     *("8.8.8.8", "1.1.1.1", "93.184.216.34", "100.63.255.255", "100.128.0.1", "172.32.0.1"),
+    *("2001:4860:4860::8888", "3fff:1000::1"),
     *("2606:4700:4700::1111", "2a00:1450::1", "64:ff9b::808:808", "2002:808:808::1"),
 ]
 
@@ -67,6 +71,9 @@ def test_public_addresses_are_allowed(address: str) -> None:
         pytest.param("fe80::1", ["fe80::/10"], False, id="link-local"),
         pytest.param("::ffff:127.0.0.1", ["127.0.0.0/8"], False, id="mapped-needs-both"),
         pytest.param("64:ff9b::7f00:1", ["64:ff9b::/96"], False, id="nat64-inner-still-judged"),
+        pytest.param("::ffff:0:7f00:1", ["::/0"], False, id="translated-needs-both"),
+        pytest.param("4000::1", ["4000::/16"], True, id="not-given-out-but-listed"),
+        pytest.param("5f00::1", ["5f00::/16"], True, id="segment-routing-listed"),
         pytest.param("224.0.0.1", ["0.0.0.0/0"], False, id="multicast-never"),
         pytest.param("0.0.0.0", ["0.0.0.0/0"], False, id="unspecified-never"),
         pytest.param("100.64.0.1", ["100.64.0.0/10"], True, id="carrier-nat-listed"),
@@ -101,11 +108,20 @@ def test_hidden_ipv4_is_never_easier(inner: ipaddress.IPv4Address) -> None:
     wrapped = [
         (0x64FF9B << 96) | number,
         (0xFFFF << 32) | number,
+        (0xFFFF << 48) | number,
         (0x2002 << 112) | (number << 80),
         (0x20010000 << 96) | (number << 64),
     ]
     for value in wrapped:
         assert refusal(str(ipaddress.IPv6Address(value))) is not None
+
+
+@given(st.ip_addresses(v=6))
+def test_only_what_is_given_out_passes(address: ipaddress.IPv6Address) -> None:
+    """Law: an IPv6 address outside 2000::/3 passes by NAT64 alone; later kernels may route it."""
+    if refusal(str(address)) is None:
+        nat64 = int(address) >> 32 == 0x64FF9B << 64
+        assert nat64 or int(address) >> 125 == 1
 
 
 @given(st.ip_addresses())

@@ -136,7 +136,8 @@ def test_rate_is_reached(per_minute: int) -> None:
 def test_clock_that_goes_back_adds_nothing() -> None:
     """Catches a bucket that is filled by a clock jump."""
     bucket = Bucket(0, START)
-    assert bucket.refilled(20, START - timedelta(hours=1)) == bucket
+    assert bucket.refilled(20, START - timedelta(minutes=5)) == bucket
+    assert bucket.refilled(20, START - timedelta(hours=1)).tokens == 0
 
 
 def streak(*outcomes: Outcome, hours: float = 1) -> list[Health]:

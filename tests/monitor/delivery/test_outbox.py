@@ -19,8 +19,9 @@ from tests.monitor.delivery.loopback import (
 )
 
 from quantwatch.errors import UserError
-from quantwatch.store.dead_letters import list_deliveries, replay, replay_dead
+from quantwatch.store.dead_letters import list_deliveries
 from quantwatch.store.outbox import Event, canonical, publish
+from quantwatch.store.replays import Replayed, replay, replay_dead
 from quantwatch.store.session import Database
 
 
@@ -139,7 +140,7 @@ def test_replay_all_since(db: Database, receiver: Receiver) -> None:
         to_next(db)
         later(db, minutes=2)
     assert set(states(db)) == {"dead"}
-    assert replay_dead(db, timedelta(days=2), "ann") == 6
+    assert replay_dead(db, timedelta(days=2), "ann") == Replayed(6, over=0)
     waiting = {row.event_id for row in rows(db, state="pending")}
     assert waiting == set(new)
     assert old not in waiting

@@ -1,6 +1,7 @@
 """Formats and signatures: each receiver's shape, escaping and limits, rendered alike every time."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,8 +13,13 @@ from tests.monitor.delivery.loopback import endpoint_to
 
 from quantwatch.config.secrets import Secret
 from quantwatch.delivery import apprise
-from quantwatch.delivery.formats import render
-from quantwatch.delivery.formats.digest import MOST_BYTES, digest_body, members_of
+from quantwatch.delivery.formats import most_in_digest, render
+from quantwatch.delivery.formats.digest import (
+    MOST_BYTES,
+    MOST_MESSAGES,
+    digest_body,
+    members_of,
+)
 from quantwatch.delivery.signing import new_signing_secret, signed_headers
 from quantwatch.errors import UserError
 from quantwatch.store.deliveries import Due, Message
@@ -176,6 +182,104 @@ def test_digest_in_every_format(name: str) -> None:
     text = json.dumps(rendered(name, digest))
     assert "number 1" in text
     assert "number 2" in text
+
+
+def digest_of(*members: Due) -> Message:
+    body = canonical(digest_body(members, NOW))
+    return Message(1, "01D", "digest", "digest:hook", body, "hook", 1, "t", NOW)
+
+
+GROUPING = [name for name in FORMATS if name != "pagerduty"]
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.sampled_from(GROUPING),
+    st.text(st.sampled_from("aé数*&_ "), min_size=1, max_size=20).map(lambda text: text * 30),
+)
+def test_everything_in_a_digest_is_shown(name: str, filler: str) -> None:
+    """Law: what is marked as delivered is told: 25 of 50 in Discord, 40 of 50 in Slack were."""
+    waiting = [due(number, f"s{number}") for number in range(60)]
+    titled = [
+        replace(one, body=canonical(json.loads(one.body) | {"data": {"title": f"no{n}!{filler}"}}))
+        for n, one in enumerate(waiting)
+    ]
+    members = members_of(titled[:MOST_MESSAGES], most_in_digest(name))
+    assert len(members) == {"discord": 25, "slack": 40}.get(name, 50)
+    document = rendered(name, digest_of(*members))
+    text = json.dumps(document, ensure_ascii=False).replace("\\", "")
+    missing = [n for n in range(len(members)) if f"no{n}!" not in text]
+    assert not missing
+    if name == "discord":
+        [embed] = document["embeds"]
+        fields = "".join(one["name"] + one["value"] for one in embed["fields"])
+        assert len(embed["fields"]) <= 25
+        assert len(embed["title"] + fields) <= 6000
+    if name == "slack":
+        assert len(document["blocks"]) <= 50
+    if name == "teams":
+        assert len(json.dumps(document, ensure_ascii=False).encode()) < 28_000
+
+
+@pytest.mark.parametrize(("name", "hidden"), [("discord", 26), ("slack", 11)])
+def test_what_is_cut_is_counted(name: str, hidden: int) -> None:
+    """Catches a digest of another version that loses its last messages without a word."""
+    digest = digest_of(*(due(number, f"s{number}") for number in range(50)))
+    text = json.dumps(rendered(name, digest), ensure_ascii=False)
+    assert f"… and {hidden} more" in text
+    assert f"number {50 - hidden - 1}" in text
+    assert f"number {50 - hidden}" not in text
+
+
+@pytest.mark.parametrize("name", ["slack", "discord", "teams", "pagerduty"])
+def test_what_is_not_named_is_counted(name: str) -> None:
+    """Catches rules, places and changes beyond the named ones that nobody hears of."""
+    scopes = [{"scope": f"layers.{number}"} for number in range(10)]
+    one = message(more_alerts=4, scopes=scopes, more_scopes=20, more_changed=5)
+    text = json.dumps(rendered(name, one), ensure_ascii=False)
+    for words in ("… and 4 more", "… and 27 more", "… and 5 more"):
+        assert words in text
+    assert "more" not in json.dumps(rendered(name, message()), ensure_ascii=False)
+
+
+def test_half_a_surrogate_pair_is_sent() -> None:
+    """Catches a token piece that no card can hold: a message that dies in every attempt."""
+    assert "layers" in json.dumps(rendered("teams", message(culprit="layers \ud83d")))
+
+
+def test_critical_ones_first() -> None:
+    """Catches a critical regression that waits behind forty warnings; the order stays."""
+    calm = canonical({"type": "alert.firing", "data": {"severity": "warning"}})
+    waiting = [replace(due(number, f"s{number}"), body=calm) for number in range(8)]
+    waiting += [due(8, "bad"), replace(due(9, "bad"), body=calm), due(10, "s0")]
+    found = members_of(waiting, 4)
+    assert [one.delivery_id for one in found] == [0, 8, 9, 10]
+    assert [one.delivery_id for one in members_of(waiting, 3)] == [0, 8, 9]
+
+
+@pytest.mark.parametrize("name", ["pagerduty", "alertmanager"])
+@pytest.mark.parametrize(
+    ("kind", "is_open"),
+    [
+        ("endpoint.failing", True),
+        ("endpoint.disabled", True),
+        ("endpoint.recovered", False),
+        ("test", False),
+    ],
+)
+def test_incidents_about_endpoints_end(name: str, kind: str, is_open: bool) -> None:
+    """Catches an incident that a test or a notice opens, and nothing ever closes."""
+    document = rendered(name, message(kind, alerts=[]))
+    if name == "pagerduty":
+        assert document["event_action"] == ("trigger" if is_open else "resolve")
+    else:
+        assert document["status"] == ("firing" if is_open else "resolved")
+
+
+def test_a_test_is_not_called_resolved() -> None:
+    """Catches a test that reads as the end of something."""
+    one = message("test", alerts=[], severity="info")
+    assert rendered("slack", one)["text"].startswith("[info]")
 
 
 def test_who_goes_into_a_digest() -> None:

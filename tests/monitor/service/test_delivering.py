@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,9 +44,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeDeliverer]:
     return FakeDeliverer.made
 
 
-def loaded(*names: str) -> Loaded:
+def loaded(*names: str, **fields: Any) -> Loaded:
     url = parse_url("test", "https://hooks.example/x")
-    endpoints = {name: Endpoint(name, url) for name in names}
+    endpoints = {name: Endpoint(name, url, **fields) for name in names}
     return Loaded(Config(schema_version=1), Path("quantwatch.toml"), "", endpoints)
 
 
@@ -89,6 +90,25 @@ def test_the_same_endpoints_are_left_alone(db: Database, made: list[FakeDelivere
     part.refresh()
     assert len(made) == 1
     assert part.is_alive
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"rate_per_minute": 3}, id="rate"),
+        pytest.param({"severities": ("critical",)}, id="severities"),
+    ],
+)
+def test_what_the_digest_leaves_out_counts(
+    db: Database, made: list[FakeDeliverer], fields: dict[str, Any]
+) -> None:
+    """Catches an edited rate that nobody keeps until the next restart."""
+    current = Current(loaded("ops"))
+    part = Delivering(db, current)
+    part.start()
+    current.replace(loaded("ops", **fields))
+    part.refresh()
+    assert [one.is_alive for one in made] == [False, True]
 
 
 def test_what_it_died_of_is_told(db: Database, made: list[FakeDeliverer]) -> None:

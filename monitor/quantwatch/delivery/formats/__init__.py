@@ -5,6 +5,7 @@ from collections.abc import Callable
 from quantwatch.config.endpoints import Endpoint
 from quantwatch.delivery.formats import alertmanager, chat, pagerduty
 from quantwatch.delivery.formats.content import Content, read
+from quantwatch.delivery.formats.digest import MOST_MESSAGES
 from quantwatch.domain import Json
 from quantwatch.store.deliveries import Message
 from quantwatch.store.outbox import canonical
@@ -30,6 +31,9 @@ def content_of(message: Message) -> Content:
     return read(message.event_id, message.type, message.subject, message.body)
 
 
-def can_group(name: str) -> bool:
-    """Say whether a format can tell several things in one message; an incident is one thing."""
-    return name != "pagerduty"
+def most_in_digest(name: str) -> int:
+    """Return how many messages a format shows in one; an incident is one thing."""
+    return _MOST_SHOWN.get(name, MOST_MESSAGES)
+
+
+_MOST_SHOWN = {"discord": chat.MOST_FIELDS, "pagerduty": 1, "slack": chat.MOST_SECTIONS}

@@ -35,7 +35,7 @@ def render(content: Content, endpoint: Endpoint) -> dict[str, Any]:
 def _alerts(content: Content) -> list[dict[str, Any]]:
     if not content.alerts:
         labels = {"alertname": content.type, "severity": content.severity, **_group(content)}
-        return [_alert(content, labels, content.title, (content.timestamp, content.is_over))]
+        return [_alert(content, labels, content.title, (content.timestamp, not content.opens))]
     return [
         _alert(
             content,

@@ -4,6 +4,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from quantwatch.store.suppression import RECOVERED, RESOLVED
+
 _MOST_NAMED = 10
 
 
@@ -34,7 +36,13 @@ class Content:
         """Whether it tells that everything about its subject is resolved."""
         if self.messages:
             return all(message.is_over for message in self.messages)
-        return self.type == "alert.resolved" and self.data.get("reason") != "resolved_some"
+        resolved = self.type == RESOLVED and self.data.get("reason") != "resolved_some"
+        return resolved or self.type == RECOVERED
+
+    @property
+    def opens(self) -> bool:
+        """Whether an incident may be opened for it: its end is told one day. A test has none."""
+        return not self.is_over and self.type != "test"
 
     @property
     def alerts(self) -> list[dict[str, Any]]:
@@ -53,13 +61,13 @@ class Content:
         if self.messages:
             return [(_sign(one), one.title) for one in self.messages]
         data = self.data
-        changed = [words(one) for one in data.get("changed") or []]
         pairs = [
             *((str(alert.get("rule")), _alert(alert)) for alert in self.alerts[:_MOST_NAMED]),
+            ("…", _more(len(self.alerts) - _MOST_NAMED, data.get("more_alerts"))),
             ("culprit", words(data.get("culprit"))),
-            ("worst", "; ".join(words(one) for one in (data.get("scopes") or [])[:3])),
+            ("worst", _listed(data.get("scopes"), 3, data.get("more_scopes"))),
             ("baseline", words(data.get("baseline"))),
-            ("changed", "; ".join(changed[:_MOST_NAMED])),
+            ("changed", _listed(data.get("changed"), _MOST_NAMED, data.get("more_changed"))),
             ("since", words(data.get("since"))),
             ("first bad run", words(self.alerts[0].get("first_run")) if self.alerts else ""),
             ("lasted", _duration(data.get("duration_s"))),
@@ -109,6 +117,19 @@ def _alert(alert: dict[str, Any]) -> str:
     text = words(alert.get("words")) or f"{measured} {value}, threshold {alert.get('threshold')}"
     interval = words(alert.get("interval"))
     return f"{text} [{interval}]" if interval else text
+
+
+def _listed(items: list[Any] | None, most: int, more: Any) -> str:
+    """Return the first items as a text that says how many there are beside them."""
+    known = items or []
+    named = [*map(words, known[:most]), _more(len(known) - most, more)]
+    return "; ".join(filter(None, named))
+
+
+def _more(left_out: int, uncounted: Any) -> str:
+    """Say how many are not named: here, and in the document."""
+    number = max(0, left_out) + int(uncounted or 0)
+    return f"… and {number} more" if number else ""
 
 
 def _sign(message: Content) -> str:

@@ -14,10 +14,10 @@ def render(content: Content, endpoint: Endpoint) -> dict[str, Any]:
     """Return an event. The routing key is the endpoint's secret."""
     event: dict[str, Any] = {
         "routing_key": endpoint.secrets[0].reveal(),
-        "event_action": "resolve" if content.is_over else "trigger",
+        "event_action": "trigger" if content.opens else "resolve",
         "dedup_key": _key(content.subject),
         "payload": {
-            "summary": content.title[:_MOST_SUMMARY],
+            "summary": _cut(content.title),
             "source": str(content.data.get("check") or "quantwatch"),
             "severity": content.severity if content.severity in ("critical", "warning") else "info",
             "timestamp": content.timestamp,
@@ -28,6 +28,10 @@ def render(content: Content, endpoint: Endpoint) -> dict[str, Any]:
     if content.link is not None:
         event["links"] = [{"href": content.link, "text": "Open"}]
     return event
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_SUMMARY else f"{text[: _MOST_SUMMARY - 1]}…"
 
 
 def _key(subject: str) -> str:
