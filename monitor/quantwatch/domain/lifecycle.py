@@ -30,6 +30,8 @@ class RunEvent(StrEnum):
     ABANDON = "abandon"
     """The worker is gone and no attempt is left."""
     CANCEL = "cancel"
+    EXPIRE = "expire"
+    """Nobody could take the run for too long."""
 
 
 _ACTIVE = tuple(status for status in RunStatus if status.is_active)
@@ -40,6 +42,7 @@ _STEPS = {
     (RunStatus.MEASURING, RunEvent.FINALIZE): RunStatus.FINALIZING,
     (RunStatus.FINALIZING, RunEvent.SUCCEED): RunStatus.SUCCEEDED,
     (RunStatus.QUEUED, RunEvent.CANCEL): RunStatus.CANCELLED,
+    (RunStatus.QUEUED, RunEvent.EXPIRE): RunStatus.FAILED,
 }
 _FROM_ANY_ACTIVE = {
     RunEvent.FAIL: RunStatus.FAILED,

@@ -59,21 +59,24 @@ class Heart:
             raise self._trouble
 
     def _live(self) -> None:
-        renewed = beaten = time.monotonic()
-        while self._trouble is None and not self._stop.wait(self._look_s):
+        # The first beat is at once: the lease may be old by the time a run is held from here.
+        renewed, beaten = time.monotonic(), float("-inf")
+        while self._trouble is None:
             started = time.monotonic()
             due = started - beaten >= self._beat_s
             try:
-                if due:
+                self._trouble = self._told()
+                if due and self._trouble is None:
                     leases.heartbeat(self._database, self._claim, self._report)
                     renewed = beaten = started
-                self._trouble = self._told()
             except LeaseLostError as error:
                 self._trouble = error
             except StoreError as error:
                 log.warning("heartbeat failed", run=self._claim.run_id, reason=str(error))
                 if time.monotonic() - renewed >= self._claim.lease_s:
                     self._trouble = leases.lost(self._claim)
+            if self._stop.wait(self._look_s):
+                return
 
     def _told(self) -> MonitorError | None:
         """Return why the run must stop, None when it may go on."""

@@ -51,6 +51,25 @@ _BY_WORDS: tuple[tuple[str, str, bool], ...] = (
 )
 """What our own ModelErrors say, since they are one class."""
 
+_OF_ACCELERATORS: tuple[tuple[str, str, bool], ...] = (
+    ("out of memory", "oom", True),
+    ("alloc_failed", "oom", True),
+    ("can't allocate memory", "oom", True),
+    ("ecc error", "gpu_unavailable", True),
+    ("uncorrectable", "gpu_unavailable", True),
+    ("device unavailable", "gpu_unavailable", True),
+    ("busy or unavailable", "gpu_unavailable", True),
+    ("no cuda-capable device", "gpu_unavailable", True),
+    ("invalid device ordinal", "gpu_unavailable", True),
+    ("gpu is lost", "gpu_unavailable", True),
+    ("fallen off the bus", "gpu_unavailable", True),
+    ("initialization error", "gpu_unavailable", True),
+    ("system not yet initialized", "gpu_unavailable", True),
+    ("hardware", "gpu_unavailable", True),
+)
+"""What drivers say, in lower case. Another GPU, or this one in a minute, may do; a kernel that
+writes where it must not (illegal address, device-side assert) does it again."""
+
 
 def explain(error: BaseException) -> Failure:
     """Return why an attempt ended, scrubbed of secrets."""
@@ -71,8 +90,8 @@ def reason_of(error: BaseException) -> tuple[str, bool]:
         return ("storage_error" if _is_full(error) else "oom"), True
     if isinstance(error, ModelError):
         return _of_model(error)
-    if type(error).__name__ in ("OutOfMemoryError", "AcceleratorError"):
-        return "oom", True
+    if isinstance(error, RuntimeError) and (found := _of_accelerator(error)) is not None:
+        return found
     known = next(
         ((code, again) for kind, code, again in _BY_CLASS if isinstance(error, kind)), None
     )
@@ -90,6 +109,18 @@ def _of_model(error: ModelError) -> tuple[str, bool]:
     text = str(error)
     found = next(((code, again) for words, code, again in _BY_WORDS if words in text), None)
     return found or ("model_invalid", False)
+
+
+def _of_accelerator(error: RuntimeError) -> tuple[str, bool] | None:
+    """Return the reason of an error of a device; None when it is none."""
+    kind, text = type(error).__name__, str(error).lower()
+    if kind == "OutOfMemoryError":
+        return "oom", True
+    from_device = kind == "AcceleratorError" or "cuda error" in text or "hip error" in text
+    if not from_device and "out of memory" not in text and "can't allocate memory" not in text:
+        return None
+    found = next(((code, again) for words, code, again in _OF_ACCELERATORS if words in text), None)
+    return found or ("internal", False)
 
 
 def _is_full(error: ResourceError) -> bool:

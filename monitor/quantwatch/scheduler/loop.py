@@ -17,7 +17,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from quantwatch.errors import StoreError
 from quantwatch.observability import logs, meters
-from quantwatch.scheduler import step
+from quantwatch.scheduler import batches
 from quantwatch.scheduler.jumps import JumpDetector
 from quantwatch.scheduler.leadership import RENEW_S, Leadership
 from quantwatch.store import clock, components, figures, schedules
@@ -29,9 +29,6 @@ log = logs.get(__name__)
 
 LONGEST_SLEEP_S = 30.0
 _SHORTEST_SLEEP_S = 0.05
-_LOOKS_PER_BATCH = 50
-_LOOKS_PER_TICK = 2000
-"""Then others get their turn (the lease, a stop); the next tick goes on at once."""
 _WAKE = "wake"
 
 
@@ -66,16 +63,19 @@ class Scheduler:
         self._leadership = Leadership(db, self.id, monotonic)
         self._component = Component(self.id, "scheduler", host, pid)
         self._seen = _Progress()
-        self._ticking = threading.Lock()
+        self._ticking, self._ringing = threading.Lock(), threading.Lock()
         self._stopping = threading.Event()
         self._keeper: threading.Thread | None = None
         self._alarm: BackgroundScheduler | None = None
 
     @property
     def is_alive(self) -> bool:
-        """Whether its threads work."""
+        """Whether its threads work; after `stop`, whether one is left behind."""
         keeper, alarm = self._keeper, self._alarm
-        return keeper is not None and keeper.is_alive() and alarm is not None and alarm.running
+        works = keeper is not None and keeper.is_alive()
+        if self._stopping.is_set():
+            return works or self._ticking.locked()
+        return works and alarm is not None and alarm.running
 
     @property
     def is_leader(self) -> bool:
@@ -97,16 +97,28 @@ class Scheduler:
         self._keeper = threading.Thread(target=self._keep, name="scheduler-lease", daemon=True)
         self._keeper.start()
 
+    def ask_to_stop(self) -> None:
+        """Begin no look any more. Returns at once."""
+        with self._ringing:
+            # After this nobody sets the alarm, which could wait for its shutdown and be waited for.
+            self._stopping.set()
+
     def stop(self, wait_s: float | None = None) -> None:
         """End after the look under way, and give the lease back. Raises StoreError.
 
-        A look waits for nothing but a lock of the database; `wait_s` is for the other thread.
+        Waits for `wait_s` seconds at most. When the look doesn't end, `is_alive` stays true and the
+        lease is left to run out.
         """
-        self._stopping.set()
+        self.ask_to_stop()
+        until = None if wait_s is None else time.monotonic() + wait_s
+        if self._alarm is not None and self._alarm.running:
+            self._alarm.shutdown(wait=False)
         if self._keeper is not None:
-            self._keeper.join(wait_s)
-        if self._alarm is not None:
-            self._alarm.shutdown(wait=True)
+            self._keeper.join(_left(until))
+        if self._ticking.acquire(timeout=_left(until) or (-1 if until is None else 0)):
+            self._ticking.release()
+        if self.is_alive:
+            return
         self._alarm = self._keeper = None
         self._leadership.let_go()
         with self._db.writer() as session:
@@ -118,11 +130,13 @@ class Scheduler:
         Raises StoreError on a database error; nothing is lost, the next tick does it.
         """
         with self._ticking:
+            if self._stopping.is_set():
+                return 0
             if not self._leadership.hold():
                 self._seen.epoch = None
                 return 0
             self._look_around()
-            return self._work()
+            return batches.work(self._db, self._stopping)
 
     def keep_alive(self) -> None:
         """Renew the lease, show that this process lives, ring a late alarm. Raises StoreError."""
@@ -147,25 +161,6 @@ class Scheduler:
         self._seen.epoch = epoch
         self._seen.last_tick = now.timestamp()
         meters.LAST_TICK.set(now.timestamp())
-
-    def _work(self) -> int:
-        handled = looks = 0
-        while looks < _LOOKS_PER_TICK and not self._stopping.is_set():
-            with self._db.reader() as session:
-                due = schedules.due(session, _LOOKS_PER_BATCH)
-            if not due:
-                break
-            looks += len(due)
-            handled += sum(self._look(check_id) for check_id in due)
-        return handled
-
-    def _look(self, check_id: int) -> bool:
-        try:
-            done = step.look(self._db, check_id)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this check alone
-            step.push_back(self._db, check_id, error)
-            return False
-        return done is not None and done.won and done.decision.last is not None
 
     def _wake(self) -> None:
         """Tick, then set the alarm: whatever happens, there is a next time."""
@@ -192,9 +187,10 @@ class Scheduler:
         return min(max(wait, _SHORTEST_SLEEP_S), LONGEST_SLEEP_S)
 
     def _ring_in(self, pause_s: float) -> None:
-        if self._alarm is not None and not self._stopping.is_set():
-            at = datetime.now(UTC) + timedelta(seconds=pause_s)
-            self._alarm.modify_job(_WAKE, next_run_time=at)
+        with self._ringing:
+            if self._alarm is not None and not self._stopping.is_set():
+                at = datetime.now(UTC) + timedelta(seconds=pause_s)
+                self._alarm.modify_job(_WAKE, next_run_time=at)
 
     def _rouse(self) -> None:
         """Ring now if it has long been quiet: the host's clock was set back, its alarm was not."""
@@ -217,3 +213,7 @@ class Scheduler:
             self.keep_alive()
         except StoreError as error:
             log.error("the scheduler can't show that it is alive", error=error)
+
+
+def _left(until: float | None) -> float | None:
+    return None if until is None else max(0.0, until - time.monotonic())

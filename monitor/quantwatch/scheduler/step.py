@@ -48,6 +48,8 @@ def look(db: Database, check_id: int) -> Done | None:
         state = schedules.read_state(session, check_id)
         if state is None:
             return None
+        if schedules.bring_back(session, state):
+            state = schedules.read_state(session, check_id) or state
         done = _deal_with(session, state)
     count(done)
     tell(done)

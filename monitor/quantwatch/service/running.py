@@ -87,8 +87,9 @@ def assemble(db: Database, current: Current, wishes: Wishes) -> list[Part]:
     if "scheduler" in wishes.parts:
         parts.append(scheduler)
     if "worker" in wishes.parts:
-        # One run per device at a time: a worker for each.
-        parts += [_worker(db, current, wishes, device) for device in wishes.devices]
+        # One run per device at a time: as many workers as devices. Each may use all of them,
+        # since a run may need several.
+        parts += [_worker(db, current, wishes) for _ in wishes.devices]
     delivering = Delivering(db, current) if "delivery" in wishes.parts else None
     parts += [] if delivering is None else [delivering]
     house = House(
@@ -100,7 +101,7 @@ def assemble(db: Database, current: Current, wishes: Wishes) -> list[Part]:
     return parts
 
 
-def _worker(db: Database, current: Current, wishes: Wishes, device: str) -> Worker:
+def _worker(db: Database, current: Current, wishes: Wishes) -> Worker:
     def start(claim: Claim) -> Execution:
         """Use the configuration as it is when the run begins."""
         loaded = current.loaded
@@ -111,7 +112,7 @@ def _worker(db: Database, current: Current, wishes: Wishes, device: str) -> Work
         telling(current.loaded.config)(session, trouble)
 
     pace = Pace(shutdown_s=float(seconds(current.loaded.config.service.shutdown)))
-    return Worker(db, start, devices=(device,), pace=pace, tell=tell)
+    return Worker(db, start, devices=wishes.devices, pace=pace, tell=tell)
 
 
 def _metrics(db: Database, current: Current, parts: Sequence[Part]) -> MetricsServer:

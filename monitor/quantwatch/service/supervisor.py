@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from quantwatch.errors import MonitorError, StoreError
 from quantwatch.observability import logs, meters
@@ -44,6 +44,15 @@ class Part(Protocol):
 
     def stop(self, wait_s: float) -> None:
         """Take nothing new, end within about `wait_s` seconds."""
+        ...
+
+
+@runtime_checkable
+class TakesWork(Protocol):
+    """A part that begins work of its own accord: a scheduler, a worker."""
+
+    def ask_to_stop(self) -> None:
+        """Take nothing new from now on. Returns at once."""
         ...
 
 
@@ -117,6 +126,11 @@ def _started(parts: Sequence[Part], shutdown_s: float) -> Iterator[None]:
         yield
     finally:
         deadline = time.monotonic() + shutdown_s + _MARGIN_S
+        # All at once: a worker claims nothing, and its run has its whole time, while the
+        # scheduler before it ends.
+        for part in begun:
+            if isinstance(part, TakesWork):
+                part.ask_to_stop()
         for _, alike in groupby(begun, key=lambda part: part.name):
             _stop_together(list(alike), max(0.0, deadline - time.monotonic()))
 

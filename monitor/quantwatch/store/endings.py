@@ -35,6 +35,7 @@ _OUTCOME = {
     RunEvent.TIME_OUT: "timed_out",
     RunEvent.ABANDON: "abandoned",
     RunEvent.CANCEL: "cancelled",
+    RunEvent.EXPIRE: "failed",
 }
 _NO_LEASE: dict[str, Any] = {"lease_token": None, "lease_until": None}
 _WAITING: dict[str, Any] = {

@@ -18,6 +18,15 @@ from quantwatch.store.urls import SqliteFile, shown
 BEGIN = "quantwatch_begin"
 """Execution option of a connection: the statement that starts its transactions in SQLite."""
 
+_PEER_IS_GONE = {
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+"""A server that vanished without a word is noticed within 30 s; Linux alone waits for hours."""
+
 
 def sqlite_engine(url: URL, *, mode: str, wait_s: float, foreign_keys: bool = True) -> Engine:
     """Return an engine on a SQLite file. `mode` is `ro`, `rw` or `rwc` (may create the file).
@@ -60,6 +69,7 @@ def postgres_engine(url: URL, *, wait_s: float) -> Engine:
             "connect_timeout": max(2, round(wait_s)),
             "options": f"-c lock_timeout={round(wait_s * 1000)} -c timezone=UTC",
             "application_name": "quantwatch",
+            **_PEER_IS_GONE,
         },
     )
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Select, exists, literal, select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from quantwatch.domain import Json, RunEvent, RunStatus
 from quantwatch.errors import LeaseLostError
-from quantwatch.store import clock, lookups
+from quantwatch.store import clock, slots
 from quantwatch.store.attempts import WorkerId, last_number, open_attempt
 from quantwatch.store.session import Database
-from quantwatch.store.tables import CheckRow, DeviceSlotRow, RunRow
+from quantwatch.store.tables import CheckRow, RunRow
 from quantwatch.store.transitions import change
 
 LEASE_S = 120.0
@@ -80,19 +80,20 @@ class Lease:
 def claim(
     session: Session, worker: WorkerId, devices: Sequence[str], *, lease_s: float = LEASE_S
 ) -> Claim | None:
-    """Take the oldest run that may start on one of the devices, with its device; None if none may.
+    """Take the oldest run that may start on these devices, with all that it needs of them, or None.
 
     Passed over: runs whose time hasn't come, checks in quarantine, devices of this host in use.
     """
-    moment, free = clock.now(session), list(devices)
+    moment = clock.now(session)
+    free = slots.free_needs(session, worker, devices, moment)
     while free:
-        found = session.execute(_next(worker, free, moment)).first()
+        found = session.execute(_next(moment, free)).first()
         if found is None:
             return None
         token = new_token()
-        if _take_slot(session, worker.slot(found.device), found.id, token):
+        if slots.take(session, worker, found.device, found.id, token):
             return _hold(session, worker, found, Lease(token, moment, lease_s))
-        # Another worker took the device a moment ago.
+        # Another worker took a device a moment ago.
         free.remove(found.device)
     return None
 
@@ -114,12 +115,13 @@ def heartbeat(db: Database, held: Claim, report: Report) -> None:
 
 
 def advance(db: Database, held: Claim, event: RunEvent) -> None:
-    """Move a held run one step (prepare, measure, finalize).
+    """Move a held run one step (prepare, measure, finalize); that is a heartbeat, too.
 
     Raises LeaseLostError when it is no longer held, or not in the state that the step begins in.
     """
     with db.writer() as session:
-        if not change(session, held.run_id, event, {}, RunRow.lease_token == held.token):
+        values = Lease(held.token, clock.now(session), held.lease_s).values
+        if not change(session, held.run_id, event, values, RunRow.lease_token == held.token):
             raise lost(held)
 
 
@@ -165,13 +167,11 @@ def new_token() -> str:
     return secrets.token_hex(16)
 
 
-def _next(worker: WorkerId, devices: Sequence[str], moment: datetime) -> Select[*tuple[Any, ...]]:
-    slot = literal(worker.slot("")) + RunRow.device
+def _next(moment: datetime, needs: Sequence[str]) -> Select[*tuple[Any, ...]]:
     return (
         _runs()
         .where(RunRow.status == RunStatus.QUEUED.value, RunRow.not_before <= moment)
-        .where(RunRow.device.in_(devices), CheckRow.quarantined_at.is_(None))
-        .where(~exists().where(DeviceSlotRow.device == slot))
+        .where(RunRow.device.in_(needs), CheckRow.quarantined_at.is_(None))
         .order_by(RunRow.queued_at, RunRow.id)
         .limit(1)
         .with_for_update(skip_locked=True, of=RunRow)
@@ -190,12 +190,6 @@ def _runs() -> Select[*tuple[Any, ...]]:
         RunRow.started_at,
         CheckRow.name,
     ).join(CheckRow, CheckRow.id == RunRow.check_id)
-
-
-def _take_slot(session: Session, slot: str, run_id: str, token: str) -> bool:
-    row = {"device": slot, "run_id": run_id, "lease_token": token}
-    taken = lookups.insert_new(session, DeviceSlotRow).values(row).returning(DeviceSlotRow.device)
-    return session.execute(taken).first() is not None
 
 
 def _hold(session: Session, worker: WorkerId, found: Any, lease: Lease) -> Claim:

@@ -15,6 +15,8 @@ from quantwatch.store import clock, lookups
 from quantwatch.store.tables import RunRow
 from quantwatch.telemetry import new_run_id
 
+_AND = ","
+
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
@@ -52,10 +54,15 @@ class NewRun:
 
 
 def device_of(check: CheckConfig) -> str:
-    """Return the device that a check measures on: the first that is not the CPU, else the CPU."""
-    devices = [variant.device for variant in (check.reference, *check.candidates)]
-    chosen = next((device for device in devices if device != "cpu"), "cpu")
-    return "cuda:0" if chosen == "cuda" else chosen
+    """Return the devices that a check measures on, as `split` reads them: the CPU beside none."""
+    devices = {variant.device for variant in (check.reference, *check.candidates)} - {"cpu"}
+    named = {"cuda:0" if device == "cuda" else device for device in devices}
+    return _AND.join(sorted(named or {"cpu"}))
+
+
+def split(device: str) -> tuple[str, ...]:
+    """Return all devices that a run needs at once, in the one order in which they are taken."""
+    return tuple(device.split(_AND))
 
 
 def slot_key(scheduled_for: datetime) -> str:

@@ -4,6 +4,7 @@ Any process may do it, several at once: each run is taken in a transaction of it
 guard, so one of them wins. Nothing stays active longer than its lease and two rounds of this.
 """
 
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -11,14 +12,17 @@ from sqlalchemy import Select, and_, or_, select
 from sqlalchemy.orm import Session
 
 from quantwatch.domain import RunEvent, RunStatus
-from quantwatch.errors import LeaseLostError
+from quantwatch.errors import LeaseLostError, QuantwatchError
+from quantwatch.observability import logs
 from quantwatch.store import clock
 from quantwatch.store.attempts import Failure
 from quantwatch.store.endings import Held, Tell, Trouble, end, end_lost, hold_still
 from quantwatch.store.leases import LEASE_S
 from quantwatch.store.session import Database
+from quantwatch.store.set_back import bring_back
 from quantwatch.store.tables import RunRow
 
+log = logs.get(__name__)
 REAP_EVERY_S = 15.0
 GRACE = timedelta(seconds=60)
 """How long a worker may take to end what was cancelled or is overdue."""
@@ -30,12 +34,30 @@ _CANCELLED = Failure("user", "cancelled; its worker did not end it")
 
 
 def reap(db: Database, tell: Tell | None = None) -> list[Trouble]:
-    """End or queue again every run whose lease, deadline or cancellation nobody heeds."""
+    """End or queue again every run whose lease, deadline or cancellation nobody heeds.
+
+    Raises StoreError when the database can't be used; a run that can't be ended is only logged.
+    """
+    if moved := bring_back(db):
+        log.warning("the clock was set back; leases are counted from now", runs=moved)
     with db.reader() as session:
         moment = clock.now(session)
         overdue = [row.id for row in session.execute(_neglected(moment))]
-    found = [_reap_one(db, run_id, tell) for run_id in overdue]
-    return [trouble for trouble in found if trouble is not None]
+    return one_by_one(overdue, lambda run_id: _reap_one(db, run_id, tell))
+
+
+def one_by_one(run_ids: Iterable[str], end_one: Callable[[str], Trouble | None]) -> list[Trouble]:
+    """End runs; one that is locked, or can't be told of, keeps no other from its end."""
+    found: list[Trouble] = []
+    for run_id in run_ids:
+        try:
+            trouble = end_one(run_id)
+        except QuantwatchError as error:
+            # It is found again in the next round.
+            log.error("a run can't be ended", error, run=run_id)  # noqa: PLE1205 - no logging.Logger
+        else:
+            found += [] if trouble is None else [trouble]
+    return found
 
 
 def _reap_one(db: Database, run_id: str, tell: Tell | None) -> Trouble | None:

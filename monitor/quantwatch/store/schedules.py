@@ -118,6 +118,20 @@ def states_by_check(session: Session) -> dict[str, ScheduleState]:
     return {state.check: state for state in _states(session, CheckRow.removed_at.is_(None))}
 
 
+def bring_back(session: Session, state: ScheduleState) -> bool:
+    """Take back what a clock that ran ahead has dealt with; say whether anything was.
+
+    A slot that is there already is not run twice, by its key.
+    """
+    now = clock.now(session)
+    if state.dealt_with <= now:
+        return False
+    last = None if state.last_slot_at is None else min(state.last_slot_at, now)
+    values = {"anchor_at": min(state.anchor_at, now), "last_slot_at": last}
+    _update(session, state.check_id, values)
+    return True
+
+
 def advance(
     session: Session,
     state: ScheduleState,

@@ -4,8 +4,8 @@ The job goes through standard input: a database URL may hold a password, which a
 would show to everybody. The pipe stays open; when it ends, so does the child.
 """
 
+import contextlib
 import json
-import signal
 import subprocess
 import sys
 import threading
@@ -29,8 +29,8 @@ class Execution(Protocol):
     def kill(self) -> None:
         """End it at once; `ended` follows."""
 
-    def how(self) -> str:
-        """Say how it ended, for people."""
+    def code(self) -> int:
+        """Return its exit code once it has ended; negative is the signal that killed it."""
 
 
 Start = Callable[[Claim], Execution]
@@ -72,8 +72,7 @@ class Child:
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
         )
         self.ended = threading.Event()
-        threading.Thread(target=self._wait, name="child", daemon=True).start()
-        self._send(job)
+        threading.Thread(target=self._attend, args=(job,), name="child", daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -84,34 +83,25 @@ class Child:
         """Kill it: SIGKILL, since nothing it could clean up outlives its transaction."""
         self._process.kill()
 
-    def how(self) -> str:
-        """Say how it ended."""
+    def code(self) -> int:
+        """Return its exit code, which there is once it has ended."""
         code = self._process.poll()
         if code is None:
-            return "it still lives"
-        if code >= 0:
-            return f"it exited with {code}"
-        return f"killed by {_signal_name(-code)}"
+            raise RuntimeError(f"process {self.pid} of a run still lives")
+        return code
 
-    def _send(self, job: dict[str, Any]) -> None:
+    def _attend(self, job: dict[str, Any]) -> None:
+        """Send the job and wait for the end: a process that reads nothing blocks nobody else."""
         pipe = self._process.stdin
         assert pipe is not None
         try:
-            pipe.write(json.dumps(job).encode() + b"\n")
-            pipe.flush()
-        except BrokenPipeError:
-            # It is dead already, and `ended` says so.
-            return
-
-    def _wait(self) -> None:
-        self._process.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self.ended.set()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+            # Dead before it has read all: its exit code says the rest.
+            with contextlib.suppress(BrokenPipeError):
+                pipe.write(json.dumps(job).encode() + b"\n")
+                pipe.flush()
+            self._process.wait()
+            # What it left unread is tried once more, and the pipe is closed all the same.
+            with contextlib.suppress(OSError):
+                pipe.close()
+        finally:
+            self.ended.set()

@@ -52,8 +52,11 @@ class Surroundings:
 
 def perform(
     database: "Database", claim: Claim, around: Surroundings, measure: Measure | None = None
-) -> None:
-    """Carry out a claimed run and end it: with results, or with a reason. Raises nothing of it."""
+) -> bool:
+    """Carry out a claimed run and end it: with results, or with a reason. Raises nothing of it.
+
+    False when its end is not written down: the lease was lost, or the database stayed away.
+    """
     retries = claim.attempt - 1
     with (
         logs.bound(run=claim.run_id, attempt=claim.attempt),
@@ -64,17 +67,19 @@ def perform(
             leases.advance(database, claim, RunEvent.PREPARE)
             request, then = _request(claim, around), _then(claim, around, gpus)
             (measure or _measure)(request, database, claim, then)
+            return True
         except LeaseLostError as error:
             log.warning("run taken away", reason=str(error))
+            return False
         # Whatever it is: a run must not stay active because of it.
         except Exception as error:  # noqa: BLE001
             log.error("run ends without results", error)  # noqa: PLE1205 - no logging.Logger
-            _end(database, claim, explain(error), around, gpus)
+            return _end(database, claim, explain(error), around, gpus)
 
 
 def _end(
     database: "Database", claim: Claim, failure: Failure, around: Surroundings, gpus: GpuWatch
-) -> None:
+) -> bool:
     """Write the end down, patiently: what locked the database may be what ended the run."""
 
     def write() -> None:
@@ -83,7 +88,7 @@ def _end(
             usage = peak_memory_bytes(), gpus.summary()
             note_usage(session, claim.run_id, claim.number, *usage)
 
-    insist(write, claim)
+    return insist(write, claim)
 
 
 def _request(claim: Claim, around: Surroundings) -> "RunRequest":

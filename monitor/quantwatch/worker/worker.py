@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from quantwatch.errors import LeaseLostError, MonitorError, StoreError
+from quantwatch.errors import LeaseLostError, QuantwatchError, StoreError
 from quantwatch.observability import logs
 from quantwatch.store import endings, leases
 from quantwatch.store.attempts import Failure, WorkerId
@@ -14,7 +14,9 @@ from quantwatch.store.components import Component, note_gone, note_seen
 from quantwatch.store.endings import Tell
 from quantwatch.store.leases import Claim
 from quantwatch.store.reaper import REAP_EVERY_S, reap
+from quantwatch.store.unclaimed import expire
 from quantwatch.telemetry import new_run_id
+from quantwatch.worker import exits
 from quantwatch.worker.accounts import Stopwatch, note_reaped
 from quantwatch.worker.execution import Execution, Start
 from quantwatch.worker.patience import insist
@@ -60,6 +62,7 @@ class Worker:
         self._stopping = threading.Event()
         self._give_back_at = float("inf")
         self._run_id: str | None = None
+        self._was_away = False
         self._failure: BaseException | None = None
         self._threads: list[threading.Thread] = []
 
@@ -128,8 +131,8 @@ class Worker:
                 try:
                     if self.run_once():
                         continue
-                except MonitorError as error:
-                    log.warning("worker can't claim", reason=str(error))
+                except QuantwatchError as error:
+                    log.warning("worker can't claim, or end a run", reason=str(error))
                 self._stopping.wait(self._pace.poll_s)
 
     def _attend(self, claim: Claim) -> Why | None:
@@ -138,15 +141,19 @@ class Worker:
             execution = self._start(claim)
         except OSError as error:
             failure = Failure("internal", f"no process could be started: {error}", "OSError", True)
-            insist(lambda: endings.fail(self._database, claim, failure, self._tell), claim)
+            self._insist(lambda: endings.fail(self._database, claim, failure, self._tell), claim)
             return None
         why = self._watch(claim, execution)
         if why is not None:
             log.info("run is stopped", run=claim.run_id, reason=why)
             execution.kill()
             execution.ended.wait()
-        insist(lambda: self._close(claim, execution.how(), why), claim)
+        self._insist(lambda: self._close(claim, execution.code(), why), claim)
         return why
+
+    def _insist(self, write: Callable[[], object], claim: Claim) -> None:
+        """Outlast a database that is away: whoever else ends the run takes it for a death."""
+        insist(write, claim, self._stopping)
 
     def _watch(self, claim: Claim, execution: Execution) -> Why | None:
         """Wait for the end; return why it should be brought about, None when it came by itself."""
@@ -178,7 +185,7 @@ class Worker:
             return "cancelled"
         return "overdue" if standing.overdue_s >= patience else None
 
-    def _close(self, claim: Claim, how: str, why: Why | None) -> None:
+    def _close(self, claim: Claim, code: int, why: Why | None) -> None:
         """Write the end down unless the run's process did. Raises LeaseLostError when it did."""
         database = self._database
         if why == "stopped":
@@ -189,14 +196,15 @@ class Worker:
             failure = Failure("deadline", "ran past its deadline; its process was killed")
             endings.time_out(database, claim, failure, self._tell)
         elif why is None:
-            failure = Failure("killed", f"its process ended without a word: {how}")
-            endings.abandon(database, claim, failure, self._tell)
+            ending = endings.abandon if exits.is_death(code) else endings.fail
+            ending(database, claim, exits.failure_of(code), self._tell)
 
     def _reap(self) -> None:
         while True:
             try:
                 self._look_around()
-            except MonitorError as error:
+            except QuantwatchError as error:
+                self._was_away = True
                 log.warning("reaper can't look", reason=str(error))
             if self._stopping.wait(self._pace.reap_s):
                 return
@@ -205,8 +213,16 @@ class Worker:
         with self._database.writer() as session:
             details = {"devices": list(self._devices), "run": self._run_id}
             note_seen(session, self._component, details)
+        if self._was_away:
+            # Leases ran out while nobody could renew them: whoever holds a run says first what
+            # became of it, or it would count as a death.
+            self._was_away = False
+            return
         for trouble in reap(self._database, self._tell):
             log.warning("run had no worker", run=trouble.run_id, status=trouble.status.value)
+            note_reaped(trouble)
+        for trouble in expire(self._database, self._tell):
+            log.error("nobody has the devices of a run", run=trouble.run_id)
             note_reaped(trouble)
 
     def _say_goodbye(self) -> None:

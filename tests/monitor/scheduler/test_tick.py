@@ -254,7 +254,9 @@ def test_what_was_computed_before_is_computed_anew(event: str, sqlite_place: Any
         scheduler = Scheduler(place.db)
     shift = {"take-over": 1, "clock set ahead": 90, "clock set back": -90}[event]
     tick_at(place, scheduler, hours=1, seconds=shift)
-    assert place.schedule().look_at == right
+    # Set back, the slot is looked at once more; its key keeps it from being run again.
+    again = timedelta(days=1) if event == "clock set back" else timedelta()
+    assert place.schedule().look_at == right - again
 
 
 def test_a_standby_waits_for_the_lease(place: Any, db: Database) -> None:

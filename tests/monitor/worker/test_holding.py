@@ -69,7 +69,7 @@ def test_a_cancelled_run_stops(db: Database, queue: Queue, take: Take) -> None:
 def test_an_overdue_run_stops(db: Database, queue: Queue, take: Take) -> None:
     """Catches a run without a limit."""
     queue(deadline_s=600.0)
-    with Heart(db, take(to="preparing"), LOOK_S) as heart:
+    with Heart(db, take(to="preparing", lease_s=3600.0), LOOK_S) as heart:
         db.clock_shift = timedelta(seconds=601)
         error = trouble_of(heart)
     assert isinstance(error, RunStoppedError)

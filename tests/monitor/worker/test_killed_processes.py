@@ -41,7 +41,7 @@ import os, signal, sys
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 where, name = {
-    "K3": ("quantwatch.worker.child", "perform"),
+    "K3": ("quantwatch.worker.performing", "perform"),
     "K4": ("quantwatch.pipeline.measure", "load_variant"),
     "K5": ("quantwatch.pipeline.holding", "Watched.advance"),
     "K6": ("quantwatch.store.runs", "_check_of"),
@@ -128,8 +128,8 @@ class Here:
     def kill(self) -> None:
         raise AssertionError("nobody kills this process")
 
-    def how(self) -> str:
-        return "it returned"
+    def code(self) -> int:
+        return 0
 
 
 def queue_tiny(queue: Queue, tiny: Tiny, **known: Any) -> str:

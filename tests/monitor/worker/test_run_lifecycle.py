@@ -15,19 +15,21 @@ from quantwatch.domain.lifecycle import (
 )
 
 # One column per event; "." is what can't happen. The specification's table, written by hand.
-EVENTS = "claim beat prepare measure finalize succeed fail retry release time_out abandon cancel"
+EVENTS = (
+    "claim beat prepare measure finalize succeed fail retry release time_out abandon cancel expire"
+)
 TABLE = """
-queued      claimed .          .         .         .          .         .      .      .      .         .         cancelled
-claimed     .       claimed    preparing .         .          .         failed queued queued timed_out abandoned cancelled
-preparing   .       preparing  .         measuring .          .         failed queued queued timed_out abandoned cancelled
-measuring   .       measuring  .         .         finalizing .         failed queued queued timed_out abandoned cancelled
-finalizing  .       finalizing .         .         .          succeeded failed queued queued timed_out abandoned cancelled
-succeeded   .       .          .         .         .          .         .      .      .      .         .         .
-failed      .       .          .         .         .          .         .      .      .      .         .         .
-timed_out   .       .          .         .         .          .         .      .      .      .         .         .
-cancelled   .       .          .         .         .          .         .      .      .      .         .         .
-abandoned   .       .          .         .         .          .         .      .      .      .         .         .
-skipped     .       .          .         .         .          .         .      .      .      .         .         .
+queued      claimed .          .         .         .          .         .      .      .      .         .         cancelled failed
+claimed     .       claimed    preparing .         .          .         failed queued queued timed_out abandoned cancelled .
+preparing   .       preparing  .         measuring .          .         failed queued queued timed_out abandoned cancelled .
+measuring   .       measuring  .         .         finalizing .         failed queued queued timed_out abandoned cancelled .
+finalizing  .       finalizing .         .         .          succeeded failed queued queued timed_out abandoned cancelled .
+succeeded   .       .          .         .         .          .         .      .      .      .         .         .         .
+failed      .       .          .         .         .          .         .      .      .      .         .         .         .
+timed_out   .       .          .         .         .          .         .      .      .      .         .         .         .
+cancelled   .       .          .         .         .          .         .      .      .      .         .         .         .
+abandoned   .       .          .         .         .          .         .      .      .      .         .         .         .
+skipped     .       .          .         .         .          .         .      .      .      .         .         .         .
 """
 CELLS = [
     (line.split()[0], event, to)

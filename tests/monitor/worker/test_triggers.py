@@ -174,6 +174,8 @@ CHECK = {
         ("cpu", "cuda:1", "cuda:1"),
         ("cuda", "cpu", "cuda:0"),
         ("mps", "cpu", "mps"),
+        ("cuda:1", "cuda", "cuda:0,cuda:1"),
+        ("cuda", "cuda:0", "cuda:0"),
     ],
 )
 def test_where_a_check_measures(reference: str, candidate: str, expected: str) -> None:

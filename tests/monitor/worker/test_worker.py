@@ -1,5 +1,6 @@
 """The worker: one run at a time, watched to its end, whatever its process does."""
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,8 +36,10 @@ SOON_S = 20.0
 class Fake:
     """A process that does what a test says, and then sits there unless it is over."""
 
-    def __init__(self, act: Callable[[Claim], object], *, over: bool = True) -> None:
-        self._act, self._over = act, over
+    def __init__(
+        self, act: Callable[[Claim], object], *, over: bool = True, code: int = -signal.SIGKILL
+    ) -> None:
+        self._act, self._over, self.exit_code = act, over, code
         self.ended = threading.Event()
         self.began = threading.Event()
         self.claims: list[Claim] = []
@@ -54,8 +57,8 @@ class Fake:
         self.kills += 1
         self.ended.set()
 
-    def how(self) -> str:
-        return "killed by SIGKILL"
+    def code(self) -> int:
+        return self.exit_code
 
 
 def nothing(_: Claim) -> None:
