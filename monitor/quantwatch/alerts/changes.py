@@ -27,14 +27,19 @@ class Finding(StrEnum):
     IMPROVED = "improved"
     UNCHANGED = "unchanged"
     """No worse than allowed, or not so by a bound."""
+    UNPROVEN = "unproven"
+    """All of it was measured, and the test establishes neither a breach nor that there is none."""
     UNCLEAR = "unclear"
+    """Too little was measured to ask the test: prompts were lost, or are too few."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A finding, the limit that the value had to pass, and what to say after "value at scope"."""
+    """A finding, the limit that its value had to pass, and what to say after "value at scope"."""
 
     finding: Finding
+    value: float
+    """What was compared: of a confirmation run, the mean over it and the run that it confirms."""
     threshold: float
     words: str
 
@@ -54,6 +59,14 @@ class _Loss:
         return (self.high - self.low) / 2
 
     @property
+    def is_undefined(self) -> bool:
+        """Whether the interval lacks a bound: it says something only if all of it is forbidden."""
+        bounds = (self.low, self.high)
+        return any(map(math.isnan, bounds)) or (
+            self.low <= self.allowed and not all(map(math.isfinite, bounds))
+        )
+
+    @property
     def is_wide(self) -> bool:
         """Whether the interval holds an allowed and a forbidden change, far from each other."""
         return self.low <= self.allowed < self.high and self.half_width > self.allowed
@@ -70,12 +83,16 @@ def comparison_of(
 
 def weigh(rule: RuleConfig, comparison: Comparison, noise_floor: NoiseFloor) -> Change:
     """Return what a comparison says to a rule of kind `baseline`."""
-    loss = _loss(rule, comparison, allowed_change(rule, comparison.scope, noise_floor))
+    allowed = allowed_change(rule, comparison.scope, noise_floor) + comparison.handicap
+    loss = _loss(rule, comparison, allowed)
     finding, reason = _find(loss, comparison)
     # The value breaches exactly where its interval's lower bound is beyond what is allowed.
-    margin = loss.change - loss.low if comparison.is_enough and not comparison.lost else 0.0
-    threshold = comparison.baseline + sign(rule) * (loss.allowed + margin)
-    return Change(finding, threshold, f"{_difference(comparison, loss)}{reason}")
+    is_tested = comparison.is_enough and not comparison.lost
+    margin = loss.change - loss.low if is_tested else 0.0
+    beyond = loss.allowed + (margin if math.isfinite(margin) else 0.0)
+    threshold = comparison.baseline + sign(rule) * beyond
+    words = f"{_difference(comparison, loss)}{reason}"
+    return Change(finding, comparison.value, threshold, words)
 
 
 def _loss(rule: RuleConfig, comparison: Comparison, allowed: float) -> _Loss:
@@ -91,13 +108,15 @@ def _find(loss: _Loss, comparison: Comparison) -> tuple[Finding, str]:
         return Finding.UNCLEAR, f"; {_lost(comparison)}"
     if not comparison.is_enough:
         return _of_few(loss, comparison)
+    if loss.is_undefined:
+        return Finding.UNCLEAR, "; the interval has a bound that is no number"
     if loss.low > loss.allowed and loss.established <= 0:
         q = "none" if comparison.q is None else number(comparison.q)
-        return Finding.UNCLEAR, f"; not clear among all that is judged (q = {q})"
+        return Finding.UNPROVEN, f"; not clear among all that is judged (q = {q})"
     if loss.is_wide:
         wanted = max(loss.allowed, abs(loss.change - loss.allowed))
         count = more_prompts(loss.half_width, wanted, comparison.num_prompts)
-        return Finding.UNCLEAR, f"; too wide to tell: about {count} more prompts needed"
+        return Finding.UNPROVEN, f"; too wide to tell: about {count} more prompts needed"
     return _clear_finding(loss), ""
 
 
@@ -126,10 +145,12 @@ def _difference(comparison: Comparison, loss: _Loss) -> str:
     )
     if not (math.isfinite(comparison.low) and math.isfinite(comparison.high)):
         return said
+    luck = f" ({number(comparison.handicap)} for the best of many runs)"
     kind = "95 % interval" if comparison.is_enough else "from"
     return (
         f"{said} ({kind} {number(comparison.low)} … {number(comparison.high)} over "
         f"{comparison.num_prompts} prompts); allowed {number(loss.allowed)}"
+        f"{luck if comparison.handicap else ''}"
     )
 
 

@@ -19,6 +19,17 @@ def overdue_slot(
     return expected
 
 
+def believed(last_success_at: datetime | None, grace: timedelta, at: datetime) -> datetime | None:
+    """Return the last success as far as it can have been: never later than now.
+
+    One that lies farther ahead than the grace was written by a clock that was wrong, so nobody
+    knows when it was: then as if there had been none, or the check could die unseen until then.
+    """
+    if last_success_at is None or last_success_at - at > grace:
+        return None
+    return min(last_success_at, at)
+
+
 def dead_man(
     slot: datetime | None, last_success_at: datetime | None, grace: timedelta, at: datetime
 ) -> RuleOutcome:

@@ -2,11 +2,11 @@
 
     inactive → pending → firing → recovering → inactive
 
-Only succeeded runs are outcomes at all: a run without a verdict neither counts nor resets. A breach
-of a rule that fires on its first run is confirmed before anybody is told when it is critical, or
-when it rests on a statistical test: the alert waits as pending until another run breaches as well,
-or until it is known that the confirmation run can't tell (`unconfirmed`): an unconfirmed alert is
-better than a lost one.
+Only succeeded runs are outcomes at all: a run without a verdict neither counts nor resets, and nor
+does one from which nothing can be told (`undecided`). A breach of a rule that fires on its first
+run is confirmed before anybody is told when it is critical, or when it rests on a statistical test:
+the alert waits as pending until another run breaches as well, or until it is known that the
+confirmation run can't tell (`unconfirmed`): an unconfirmed alert is better than a lost one.
 """
 
 from collections.abc import Callable
@@ -100,25 +100,6 @@ class Step:
     reason: Reason | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """The worst value of an episode; not finite is worse than any number."""
-
-    value: float | None = None
-    kind: str = "missing"
-
-
-def worst_of(peak: Peak, outcome: RuleOutcome) -> Peak:
-    """Return the worst value so far. Which way is worse shows in how the limit was passed."""
-    if outcome.outcome != "breach" or peak.kind not in ("finite", "missing"):
-        return peak
-    new = Peak(outcome.value, outcome.value_kind)
-    if peak.value is None or outcome.value is None:
-        return new
-    upwards = outcome.threshold is None or outcome.value >= outcome.threshold
-    return new if (outcome.value > peak.value) == upwards else peak
-
-
 def step(
     before: AlertState,
     outcome: RuleOutcome,
@@ -173,7 +154,10 @@ def _rise(before: AlertState, outcome: RuleOutcome, run: RunRef, policy: Policy)
     """Move an alert of which nobody was told."""
     if outcome.outcome == "missing":
         return _vanish(before, policy)
+    if outcome.outcome == "undecided" and not (run.confirms and outcome.was_tested):
+        return Step(before)
     if outcome.outcome != "breach":
+        # Of what is undecided, only a confirmation run that could have confirmed and did not.
         return close(before, Reason.RECOVERED)
     opened = (Effect.OPENED,) if before.state is State.INACTIVE else ()
     pending = AlertState(
@@ -212,6 +196,8 @@ def _fall(before: AlertState, outcome: RuleOutcome, _run: RunRef, policy: Policy
     """Move an alert that fires or recovers. A falling severity changes nothing."""
     if outcome.outcome == "missing":
         return _vanish(before, policy)
+    if outcome.outcome == "undecided":
+        return Step(before)
     if outcome.outcome == "clear":
         return _clear(before, outcome)
     firing = replace(before, state=State.FIRING, num_clear=0, num_missing=0)

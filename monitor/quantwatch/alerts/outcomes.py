@@ -1,4 +1,4 @@
-"""What each rule says of a candidate: breach, clear, between the two, or missing.
+"""What each rule says of a candidate: breach, clear, between the two, undecided, or missing.
 
 A rule is left where it is entered, moved by `leave_factor` towards what is best: towards the best
 value for `absolute` (an infinite best value is approached by division), towards 0 for
@@ -7,8 +7,10 @@ value for `absolute` (an infinite best value is approached by division), towards
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
+from quantwatch.alerts.changes import Finding, comparison_of, weigh
 from quantwatch.alerts.limits import NoiseFloor
 from quantwatch.alerts.readings import Reading, best_value, readings, sign
 from quantwatch.alerts.rules import evaluate
@@ -16,7 +18,7 @@ from quantwatch.config.rules import COUNTED, DRIFT, RuleConfig
 from quantwatch.domain import Alert, CandidateResult, RuleOutcome
 from quantwatch.telemetry import canonical_sha
 
-Outcome = Literal["breach", "between", "clear", "missing"]
+Outcome = Literal["breach", "between", "clear", "undecided", "missing"]
 
 
 def outcomes(
@@ -28,6 +30,13 @@ def outcomes(
 ) -> tuple[RuleOutcome, ...]:
     """Return one outcome per rule that is enabled, in the order of the rules."""
     return tuple(_outcome(candidate, rule, noise_floor, baseline) for rule in rules if rule.enabled)
+
+
+def unmeasured(
+    candidate: CandidateResult, rules: Sequence[RuleConfig], why: str
+) -> tuple[RuleOutcome, ...]:
+    """Return the outcomes for a candidate of which there is nothing to judge: all missing."""
+    return tuple(_unjudged(candidate, rule, why) for rule in rules if rule.enabled)
 
 
 def rule_sha(rule: RuleConfig) -> str:
@@ -70,22 +79,69 @@ def _outcome(
         return _unjudged(candidate, rule, "there is no baseline to have drifted from")
     found = evaluate(candidate, [rule], noise_floor=noise_floor, baseline=baseline)
     if found:
-        return _alerted(rule, found, "breach")
+        said = _alerted(rule, found, "breach")
+        tested = _were_tested(found, rule, noise_floor, baseline)
+        return replace(said, was_tested=said.outcome == "undecided" and tested)
     softer = {key: floor * rule.leave_factor for key, floor in noise_floor.items()}
     found = evaluate(candidate, [relaxed(rule)], noise_floor=softer, baseline=baseline)
     # Only what is decided: where the rule itself is clear, wide intervals keep nobody from leaving.
     near = [alert for alert in found if alert.is_decided]
-    return _alerted(rule, near, "between") if near else _clear(candidate, rule)
+    return _alerted(rule, near, "between") if near else _kept(candidate, rule, baseline)
+
+
+def _were_tested(
+    alerts: Sequence[Alert],
+    rule: RuleConfig,
+    noise_floor: NoiseFloor,
+    baseline: CandidateResult | None,
+) -> bool:
+    """Say whether each of the scopes was measured in full, and the test established nothing."""
+    if rule.kind != "baseline":
+        return False
+    known = [comparison_of(rule, alert.scope, baseline) for alert in alerts]
+    return all(
+        each is not None and weigh(rule, each, noise_floor).finding is Finding.UNPROVEN
+        for each in known
+    )
+
+
+def _kept(
+    candidate: CandidateResult, rule: RuleConfig, baseline: CandidateResult | None
+) -> RuleOutcome:
+    """Return the outcome of a rule that nothing breaches: clear only if something was judged."""
+    if rule.metric in COUNTED:
+        return _clear(candidate, rule, [])
+    found = [each for each in readings(candidate, rule) if each.value is not None]
+    if not found:
+        return replace(
+            _unjudged(candidate, rule, "no value is finite, and the rule ignores those"),
+            outcome="undecided",
+            value_kind="inconclusive",
+        )
+    if rule.kind == "baseline" and not _has_counterpart(found, rule, baseline):
+        return _unjudged(candidate, rule, "the baseline has no value to compare with")
+    return _clear(candidate, rule, found)
+
+
+def _has_counterpart(
+    found: Sequence[Reading], rule: RuleConfig, baseline: CandidateResult | None
+) -> bool:
+    before = [] if baseline is None else list(readings(baseline, rule))
+    known = {reading.scope for reading in before if reading.value is not None}
+    return any(
+        reading.scope in known or comparison_of(rule, reading.scope, baseline) is not None
+        for reading in found
+    )
 
 
 def _alerted(rule: RuleConfig, alerts: Sequence[Alert], outcome: Outcome) -> RuleOutcome:
     """Return the outcome at the worst of the scopes.
 
-    What is not clear neither breaches nor recovers; what was not measured is missing.
+    Where every scope is not clear, nothing is decided; what was not measured is missing.
     """
     decided = [alert for alert in alerts if alert.is_decided]
     if not decided:
-        outcome = "missing" if all(a.value_kind == "missing" for a in alerts) else "between"
+        outcome = "missing" if all(a.value_kind == "missing" for a in alerts) else "undecided"
     worst = max(decided or alerts, key=_badness(rule))
     return RuleOutcome(
         **_identity(rule, worst.candidate) | {"severity": worst.severity},
@@ -98,11 +154,9 @@ def _alerted(rule: RuleConfig, alerts: Sequence[Alert], outcome: Outcome) -> Rul
     )
 
 
-def _clear(candidate: CandidateResult, rule: RuleConfig) -> RuleOutcome:
+def _clear(candidate: CandidateResult, rule: RuleConfig, found: Sequence[Reading]) -> RuleOutcome:
     """Return the outcome of a rule that is kept with distance, at the worst of what it read."""
-    found = [] if rule.metric in COUNTED else list(readings(candidate, rule))
-    known = [reading for reading in found if reading.value is not None]
-    worst = max(known, key=lambda reading: sign(rule) * (reading.value or 0.0), default=None)
+    worst = max(found, key=lambda reading: sign(rule) * (reading.value or 0.0), default=None)
     value, kind = _plain(worst)
     return RuleOutcome(
         **_identity(rule, candidate.name),
@@ -135,6 +189,7 @@ def _identity(rule: RuleConfig, candidate: str) -> dict[str, Any]:
         "severity": rule.severity,
         "enter_runs": rule.enter_runs,
         "leave_runs": rule.leave_runs,
+        "direction": 1 if rule.metric in COUNTED else sign(rule),
         "may_be_chance": rule.kind == "baseline",
     }
 

@@ -113,7 +113,8 @@ def _judge_change(
 ) -> Iterator[Alert]:
     """Yield the alert of a change for the worse, or of one that is not clear."""
     limit = Limit(change.threshold, change.words)
-    if change.finding in (Finding.BREACH, Finding.UNCLEAR):
+    reading = replace(reading, value=change.value)
+    if change.finding in (Finding.BREACH, Finding.UNPROVEN, Finding.UNCLEAR):
         found = _alert(candidate, rule, reading, limit, f"{_said(rule, reading)}{change.words}")
         yield found if change.finding is Finding.BREACH else _undecided(found)
 

@@ -32,6 +32,9 @@ def short(digest: str) -> str:
 def _differing(run: RunResult, baseline: RunResult) -> Iterator[str]:
     if run.suite_hash != baseline.suite_hash:
         yield _sentence("suite hash", run.suite_hash, baseline.suite_hash, "other prompts")
+    if run.num_prompts != baseline.num_prompts:
+        counts = str(run.num_prompts), str(baseline.num_prompts)
+        yield _sentence("num_prompts", *counts, "another number of prompts is measured")
     yield from _references(run.reference, baseline.reference)
     if run.capture_sha != baseline.capture_sha:
         meaning = "other positions, prompts or batches are measured"

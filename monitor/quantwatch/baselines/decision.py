@@ -3,11 +3,12 @@
 A run is judged at 5 % per direction over everything that its rules judge. All nights share the
 baseline's own noise, so a series that was unlucky in the baseline looks changed again and again. A
 confirmation run therefore is no second vote: its values are pooled with those of the run that it
-confirms, the pooled difference has to be established at a tenth of that rate, and the run has to
-lean the same way on its own, so that one freak measurement cannot confirm itself. benchmarks/
+confirms, the pooled difference has to be established at 0.4 %, and the run has to lean the same way
+on its own, so that one freak measurement cannot confirm itself. benchmarks/
 false_alerts.py shows what comes of it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from quantwatch.domain import Comparison
 
 Key = tuple[str, str, str]
 """Candidate, metric as rules name it, scope."""
-CONFIRMED = FALSE_DISCOVERIES / 10
+CONFIRMED = 0.004
 """Rate for the pooled values of a confirmation run."""
 LEANING = 0.05
 """One-sided p that a confirmation run needs on its own."""
@@ -29,9 +30,9 @@ def established(
 
     `family` is everything that the rules of a run judge, over all candidates, metrics and scopes;
     pooled with the earlier run when a run confirms one, and `alone` is the run by itself then.
-    What rests on too few prompts, or has lost some, takes no part.
+    What rests on too few prompts, has lost some, or has no p takes no part.
     """
-    judged = {k: c for k, c in family.items() if c.is_enough and not c.lost}
+    judged = {k: c for k, c in family.items() if _takes_part(c)}
     rates = dict(zip(judged, discoveries(list(judged.values())), strict=True))
     limit = FALSE_DISCOVERIES if alone is None else CONFIRMED
     decided = dict(family)
@@ -39,6 +40,11 @@ def established(
         clear = q <= limit and (alone is None or _leans(alone.get(key), judged[key]))
         decided[key] = replace(judged[key], q=q, established=_sign(judged[key]) if clear else 0)
     return decided
+
+
+def _takes_part(comparison: Comparison) -> bool:
+    """One p that is no number would make every q none."""
+    return comparison.is_enough and not comparison.lost and math.isfinite(comparison.p)
 
 
 def _leans(alone: Comparison | None, pooled: Comparison) -> bool:

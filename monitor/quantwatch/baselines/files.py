@@ -52,7 +52,10 @@ def import_run(path: Path) -> RunResult:
 
 def import_sums(path: Path) -> tuple[Block, ...]:
     """Return the prompt sums in a file, none when it has none. Raises UserError."""
-    return decode_sums(_opened(_text(path), str(path)).get(_SUMS, []), str(path))
+    origin, text = str(path), _text(path)
+    return decode_sums(
+        _opened(text, origin).get(_SUMS, []), origin, loads(text, origin).num_prompts
+    )
 
 
 def _text(path: Path) -> str:

@@ -10,6 +10,10 @@ which control over hundreds of series needs.
 The interval is a percentile bootstrap: prompts are drawn again, G of G, at levels widened for few
 prompts (Hesterberg 2015: Φ(−√(G/(G−1))·t) in place of 2.5 %), seeded by the runs.
 
+A baseline that was chosen as the best of N runs is better than it should be, by about what the best
+of N draws of noise is: its handicap, Φ⁻¹((N − ⅜)/(N + ¼)) standard deviations of one run (Blom
+1958).
+
 No spread is taken to be below the noise floor of its scope: with zero variance every difference
 would be infinitely clear. Equal values give exactly D = 0, interval [0, 0], p = 1.
 """
@@ -40,6 +44,7 @@ class PromptSums:
     scopes: tuple[Scope, ...]
     n: Matrix
     total: Matrix
+    num_runs: int = 1
 
     @classmethod
     def over(
@@ -50,13 +55,15 @@ class PromptSums:
         With `squares` the values are the squares of what was measured.
         """
         stacked = np.stack(blocks)
-        return cls(scopes, stacked[..., 0].mean(0), stacked[..., 2 if squares else 1].mean(0))
+        total = stacked[..., 2 if squares else 1].mean(0)
+        return cls(scopes, stacked[..., 0].mean(0), total, len(blocks))
 
     def at(self, scopes: Sequence[Scope]) -> "PromptSums":
         """Return the columns of some scopes, in that order."""
         place = {scope: column for column, scope in enumerate(self.scopes)}
         columns = [place[scope] for scope in scopes]
-        return PromptSums(tuple(scopes), self.n[:, columns], self.total[:, columns])
+        n, total = self.n[:, columns], self.total[:, columns]
+        return PromptSums(tuple(scopes), n, total, self.num_runs)
 
 
 class Resampler:
@@ -84,10 +91,12 @@ def compare(
     before: PromptSums,
     noise_floor: Mapping[tuple[str, str], float],
     resampler: Resampler,
+    chosen_from: int = 1,
 ) -> Iterator[Comparison]:
     """Yield the comparison of every scope that both runs have, in the order of this one.
 
-    Raises ValueError when the runs have another number of prompts: they are not comparable.
+    `before` is the best of `chosen_from` runs, 1 when it was not chosen by what it measured. Raises
+    ValueError when the runs have another number of prompts: they are not comparable.
     """
     if len(now.n) != len(before.n):
         raise ValueError(f"{metric}: {len(now.n)} prompts against {len(before.n)}")
@@ -95,13 +104,14 @@ def compare(
     shared = [scope for scope in now.scopes if scope in known]
     now, before = now.at(shared), before.at(shared)
     floors = np.array([_finite(noise_floor.get((metric, scope), 0.0)) for scope in shared])
+    luck = _luck(chosen_from) / math.sqrt(1 / now.num_runs + 1 / before.num_runs)
     found: dict[int, Comparison] = {}
     for columns, rows in _groups((now.n > 0) & (now.n == before.n)):
         part = _Part(now, before, rows, columns)
         for column, numbers in zip(columns, part.tests(floors[columns], resampler), strict=True):
             lost = tuple(np.flatnonzero(now.n[:, column] != before.n[:, column]).tolist())
-            test = Comparison(metric, shared[column], len(rows), *numbers)
-            found[column] = replace(test, lost=lost)
+            test = Comparison(metric, shared[column], len(rows), *numbers[:5])
+            found[column] = replace(test, lost=lost, handicap=luck * numbers[5])
     yield from (found[column] for column in sorted(found))
 
 
@@ -131,18 +141,18 @@ class _Part:
 
     def tests(
         self, floors: Matrix, resampler: Resampler
-    ) -> Iterator[tuple[float, float, float, float, float]]:
-        """Yield value, baseline, low, high and p of every scope."""
+    ) -> Iterator[tuple[float, float, float, float, float, float]]:
+        """Yield value, baseline, low, high, p and standard error of every scope."""
         if len(self.n) < MIN_SAMPLES:
             low, high = self._range(floors)
-            p = np.ones(len(low))
+            p, se = np.ones(len(low)), np.zeros(len(low))
         else:
             se, least = self._errors(floors)
             low, high = self._interval(least, resampler)
             p = student.two_sided(self.difference / se, len(self.n) - 1)
         same = ~self.changes.any(0)
-        low, high, p = np.where(same, 0, low), np.where(same, 0, high), np.where(same, 1, p)
-        columns = (self.value, self.baseline, low, high, p)
+        low, high, se = (np.where(same, 0, each) for each in (low, high, se))
+        columns = (self.value, self.baseline, low, high, np.where(same, 1, p), se)
         yield from zip(*(column.tolist() for column in columns), strict=True)
 
     def _errors(self, floors: Matrix) -> tuple[Matrix, Matrix]:
@@ -175,6 +185,11 @@ class _Part:
             return np.full(len(floors), -np.inf), np.full(len(floors), np.inf)
         each = self.changes / self.n
         return each.min(0) - floors, each.max(0) + floors
+
+
+def _luck(chosen_from: int) -> float:
+    """Return the expected best of so many standard normal draws."""
+    return NormalDist().inv_cdf((chosen_from - 0.375) / (chosen_from + 0.25))
 
 
 def _finite(value: float) -> float:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from quantwatch.baselines.paired import Matrix, PromptSums, Resampler, compare
 from quantwatch.domain import Comparison, Scope
@@ -19,28 +20,29 @@ def compare_candidate(
     before: Evidence,
     noise_floor: Mapping[tuple[str, str], float],
     resampler: Resampler,
+    chosen_from: int = 1,
 ) -> dict[tuple[str, str], Comparison]:
-    """Return the comparison of every metric and scope of which both runs have prompt sums."""
+    """Return the comparison of every metric and scope of which both runs have prompt sums.
+
+    The baseline is the best of `chosen_from` runs.
+    """
+    test = partial(compare, noise_floor=noise_floor, resampler=resampler, chosen_from=chosen_from)
     return {
         (metric, each.scope): each
         for metric in metrics
-        for each in _comparisons(metric, now, before, noise_floor, resampler)
+        for each in _comparisons(metric, now, before, test)
     }
 
 
 def _comparisons(
-    metric: str,
-    now: Evidence,
-    before: Evidence,
-    noise_floor: Mapping[tuple[str, str], float],
-    resampler: Resampler,
+    metric: str, now: Evidence, before: Evidence, test: Callable[..., Iterator[Comparison]]
 ) -> Iterator[Comparison]:
     source, squares = SOURCES.get(metric, metric), metric == "rms_delta_p"
     ours, theirs = now(source), before(source)
     if ours is None or theirs is None:
         return
     sums = [PromptSums.over(*each, squares=squares) for each in (ours, theirs)]
-    found = compare(source, sums[0], sums[1], {} if squares else noise_floor, resampler)
+    found = test(source, *sums, noise_floor={}) if squares else test(source, *sums)
     yield from (found if source == metric else (_derived(metric, each) for each in found))
 
 
@@ -48,11 +50,12 @@ def _derived(metric: str, comparison: Comparison) -> Comparison:
     """Carry a comparison of means through the increasing function that gives the number."""
     function = _ratio if metric == "ppl_ratio" else _root
     start = function(comparison.baseline)
-    low, high = (
-        function(comparison.baseline + bound) - start for bound in (comparison.low, comparison.high)
+    low, high, handicap = (
+        function(comparison.baseline + each) - start
+        for each in (comparison.low, comparison.high, comparison.handicap)
     )
-    value = function(comparison.value)
-    return replace(comparison, metric=metric, value=value, baseline=start, low=low, high=high)
+    moved = replace(comparison, low=low, high=high, handicap=handicap)
+    return replace(moved, metric=metric, value=function(comparison.value), baseline=start)
 
 
 def _ratio(mean_nll_difference: float) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pydantic import ValidationError
 
 from quantwatch.config.problems import sentences
-from quantwatch.config.rules import NONFINITE, NUMBER_OF_KIND, RuleConfig, RuleOverride
+from quantwatch.config.rules import NONFINITE, NUMBER_OF_KIND, OWN_RULES, RuleConfig, RuleOverride
 from quantwatch.domain import Severity
 from quantwatch.errors import ConfigError
 
@@ -67,6 +67,8 @@ def merge_rule(rules: dict[str, RuleConfig], written: RuleOverride) -> RuleConfi
     """
     known = rules.get(written.name)
     _refuse_nonfinite(known, written)
+    if written.name in OWN_RULES:
+        raise ConfigError(f"the rule {written.name} is the service's own; choose another name")
     if known is None and written.metric is None:
         raise ConfigError(
             f"rule {written.name!r} is unknown, and a new rule needs at least metric and a number "

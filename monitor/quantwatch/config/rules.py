@@ -1,5 +1,6 @@
 """Rules: a condition on one statistic of one metric at the scopes that match."""
 
+import math
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Literal
@@ -23,6 +24,9 @@ NONFINITE = "nonfinite"
 """The metric of the one rule that counts NaN and infinite values instead of measuring."""
 DRIFT = "drift"
 """The metric of rules that count what changed beside the numbers: weights, versions, drivers."""
+NOT_MEASURED, NOT_COMPARED = "not-measured", "not-compared"
+OWN_RULES = (NOT_MEASURED, NOT_COMPARED)
+"""The service's own rules on a candidate (alerts/unmeasured.py): nobody configures them."""
 COUNTED = (NONFINITE, DRIFT)
 """Metrics that are counted, not measured: they are in no registry and have no statistic."""
 
@@ -152,7 +156,7 @@ class RuleConfig(RuleOverride):
             return self
         if self.metric == DRIFT:
             return self._watching_names()
-        for problem in (self._number_problem(), self._derived_problem(), self._ratio_problem()):
+        for problem in self._problems():
             if problem is not None:
                 raise ValueError(problem)
         for glob in self.globs:
@@ -170,6 +174,14 @@ class RuleConfig(RuleOverride):
             if problem is not None:
                 raise ValueError(problem)
         return self
+
+    def _problems(self) -> tuple[str | None, ...]:
+        return (
+            self._number_problem(),
+            self._derived_problem(),
+            self._ratio_problem(),
+            self._baseline_problem(),
+        )
 
     def _number_problem(self) -> str | None:
         wanted = NUMBER_OF_KIND[self.kind]
@@ -193,3 +205,13 @@ class RuleConfig(RuleOverride):
         usable = [s.slug for s in METRICS.values() if s.where != "model" and s.best_value == 0]
         lower = [slug for slug in usable if METRICS[slug].direction == "lower"]
         return f'kind = "median_ratio" needs one of {", ".join(lower)}'
+
+    def _baseline_problem(self) -> str | None:
+        """One equal token is +∞ there: its prompt has no mean that could be compared."""
+        if self.kind != "baseline" or self.metric in DERIVED:
+            return None
+        if math.isfinite(METRICS[self.metric].best_value):
+            return None
+        known = [s for s in METRICS.values() if s.direction != "neutral"]
+        usable = [spec.slug for spec in known if math.isfinite(spec.best_value)]
+        return f'kind = "baseline" needs one of {", ".join([*usable, *DERIVED])}'

@@ -69,7 +69,7 @@ class BaselineConfig(Strict):
     kind: Literal["pinned", "rolling", "best-ever"] = Field(
         default="pinned",
         description="pinned: the run that somebody pinned. rolling: the mean of the last runs that "
-        "were no regression. best-ever: the run with the lowest output KL.",
+        "breached no baseline rule. best-ever: the run with the lowest output KL.",
     )
     window: int = Field(default=7, ge=1, le=90, description="Runs in a rolling baseline.")
 

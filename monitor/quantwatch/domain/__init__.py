@@ -18,6 +18,7 @@ from quantwatch.domain.observations import (
     TopLogits,
 )
 from quantwatch.domain.results import (
+    UNDECIDED,
     Alert,
     CandidateResult,
     Culprit,
@@ -47,6 +48,7 @@ __all__ = [
     "MIN_SAMPLES",
     "MODEL",
     "REASON_CODES",
+    "UNDECIDED",
     "Alert",
     "Baseline",
     "Block",

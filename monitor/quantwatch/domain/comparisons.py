@@ -33,6 +33,8 @@ class Comparison:
     """+1 where an increase is established among everything that is judged, −1 a decrease."""
     lost: tuple[int, ...] = ()
     """Prompts (by index) with values that only one of the runs has."""
+    handicap: float = 0.0
+    """By how much the baseline is expected to be too good: it was chosen as the best of many."""
 
     @property
     def difference(self) -> float:

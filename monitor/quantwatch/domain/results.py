@@ -89,15 +89,16 @@ class Alert:
 class RuleOutcome:
     """What one rule says of one candidate in one run: the alert state machine's only input.
 
-    `outcome`: breach · clear (beyond the leave threshold as well) · between the two · missing
-    (nothing was measured). `scope` and `value` are the worst reading.
+    `outcome`: breach · clear (beyond the leave threshold as well) · between the two · undecided
+    (measured, but nothing can be told from it) · missing (nothing was measured). `scope` and
+    `value` are the worst reading.
     """
 
     rule: str
     candidate: str
     rule_sha: str
     severity: Severity
-    outcome: Literal["breach", "between", "clear", "missing"]
+    outcome: Literal["breach", "between", "clear", "undecided", "missing"]
     enter_runs: int
     leave_runs: int
     scope: Scope | None
@@ -105,8 +106,13 @@ class RuleOutcome:
     value_kind: str
     threshold: float | None
     words: str
+    direction: int = 1
+    """+1 when higher is worse, −1 when lower is."""
     may_be_chance: bool = False
     """Whether it rests on a statistical test: a confirmation run then precedes any message."""
+    was_tested: bool = False
+    """Of what is undecided: whether everything was measured and the test did not establish it. A
+    confirmation run has then answered: it does not confirm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +164,8 @@ class RunResult:
     """Coverage proof, observer effect, padding, module paths of the taps."""
     reason: str | None = None
     outcomes: tuple[RuleOutcome, ...] = field(default=(), compare=False)
-    """What every rule says of every measured candidate; alerts are the breaches among them. For the
-    alert state machine: a run that was read back has none."""
+    """What every rule says of every candidate; alerts are the breaches among them. For the alert
+    state machine: a run that was read back has none."""
 
     def find(self, candidate: str) -> CandidateResult | None:
         """Return a candidate's result by name, None when the run has no such candidate."""

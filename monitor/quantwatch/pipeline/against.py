@@ -9,7 +9,6 @@ from quantwatch.baselines.comparable import mismatches
 from quantwatch.baselines.paired import Matrix
 from quantwatch.baselines.rolling import averaged
 from quantwatch.config.schema import CheckConfig
-from quantwatch.config.watching import BaselineConfig
 from quantwatch.domain import Block, Json, RunResult, Scope
 from quantwatch.pipeline.request import RunRequest
 from quantwatch.store import baselines, runs
@@ -31,6 +30,8 @@ class Against:
     run: RunResult
     run_ids: tuple[str, ...]
     blocks: Blocks
+    chosen_from: int = 1
+    """Of so many runs it is the best by what they measured."""
 
     def to_json(self) -> Json:
         """Return what is kept of it with a run."""
@@ -48,17 +49,17 @@ def find_baseline(
         return Against("file", given, (given.run_id,), blocks)
     if database is None:
         return None
-    return choose_baseline(database, run, request.check.baseline)
+    return choose_baseline(database, run, request.check)
 
 
-def choose_baseline(database: "Database", run: RunResult, config: BaselineConfig) -> Against | None:
+def choose_baseline(database: "Database", run: RunResult, check: CheckConfig) -> Against | None:
     """Return a check's baseline for a measured run. Only a pinned one can be incomparable."""
-    ids = _run_ids(database, run, config)
+    ids, chosen_from = _run_ids(database, run, check)
     if not ids:
         return None
     found = [runs.get_result(database, run_id) for run_id in ids]
     result = found[0] if len(found) == 1 else averaged(found)
-    return Against(config.kind, result, tuple(ids), stored(database, ids))
+    return Against(check.baseline.kind, result, tuple(ids), stored(database, ids), chosen_from)
 
 
 def confirmed(database: "Database | None", run: RunResult) -> tuple[RunResult, Blocks] | None:
@@ -108,12 +109,26 @@ def together(blocks: Sequence[Block]) -> Found:
     return scopes, [block.values for block in blocks if block.scopes == scopes]
 
 
-def _run_ids(database: "Database", run: RunResult, config: BaselineConfig) -> list[str]:
+def _run_ids(database: "Database", run: RunResult, check: CheckConfig) -> tuple[list[str], int]:
+    """Return the baseline's runs, and of how many it is the best."""
+    config = check.baseline
     if config.kind == "rolling":
-        return baselines.recent_good(database, run, config.window)
+        standing = tuple(_of_no_baseline(check))
+        return baselines.recent_good(database, run, config.window, apart_from=standing), 1
     if config.kind == "best-ever":
-        names = [candidate["name"] for candidate in run.config["candidates"]]
-        best = baselines.best_run(database, run, names)
+        names = [candidate.name for candidate in check.candidates]
+        best, num_runs = baselines.best_run(database, run, names)
     else:
-        best = baselines.get_pinned(database, run.check)
-    return [] if best is None else [best]
+        best, num_runs = baselines.get_pinned(database, run.check), 1
+    return [] if best is None else [best], num_runs
+
+
+def _of_no_baseline(check: CheckConfig) -> Iterator[tuple[str, str]]:
+    """Yield candidate and name of the rules that compare no numbers with a baseline.
+
+    What they find may have been there from the first run on, and keeps no run from being one.
+    """
+    for config in check.candidates:
+        for rule in rules_for(check, config):
+            if rule.kind != "baseline":
+                yield config.name, rule.name

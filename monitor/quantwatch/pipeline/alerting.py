@@ -125,7 +125,7 @@ class _Run:
         ]
 
     def _is_deleted(self, alert: StoredAlert) -> bool:
-        """A candidate that could not be measured keeps its alerts as they are."""
+        """A candidate that the run says nothing of keeps its alerts as they are."""
         if not alert.candidate:
             return False
         if all(candidate.name != alert.candidate for candidate in self._check.candidates):

@@ -5,9 +5,10 @@ from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from quantwatch.alerts.outcomes import outcomes
+from quantwatch.alerts.outcomes import outcomes, unmeasured
 from quantwatch.alerts.overrides import rules_for
 from quantwatch.alerts.rules import evaluate
+from quantwatch.alerts.unmeasured import not_compared, not_measured
 from quantwatch.alerts.verdicts import has_improved, run_verdict, verdict_of
 from quantwatch.baselines.comparable import mismatches
 from quantwatch.baselines.differences import differences
@@ -42,9 +43,12 @@ class _Bench:
 
     run: RunResult
     against: Against | None
-    comparable: bool
     rules: Rules
     tests: Mapping[str, Tests]
+    problems: tuple[str, ...]
+    """In what the baseline differs, so that nothing is compared."""
+    patience: int
+    """Runs in a row without a measurement before somebody is told."""
 
     def baseline_of(self, name: str) -> Baseline | None:
         """Return a candidate in the baseline with its paired tests, None when it has none."""
@@ -53,6 +57,12 @@ class _Bench:
             return None
         known = {field.name: getattr(found, field.name) for field in fields(CandidateResult)}
         return Baseline(**known, comparisons=self.tests.get(name, {}))
+
+    def compared(self, name: str) -> RuleOutcome:
+        """Return whether anything kept a candidate's rules from comparing with the baseline."""
+        asked = any(rule.enabled and rule.kind == "baseline" for rule in self.rules[name])
+        said = f"the baseline measured something else: {'; '.join(self.problems)}"
+        return not_compared(name, said if asked and self.problems else None, self.patience)
 
 
 def judge(
@@ -76,13 +86,13 @@ def judge(
     results = {config.name: _measured(config.name, measured) for config in request.check.candidates}
     if against is not None:
         results = _with_drift(run, against.run, results)
-    bench = _bench(request, measured, (run, None if problems else against), results, database)
+    bench = _bench(request, measured, (run, against, problems), results, database)
     judged = [_judge_candidate(result, bench) for result in results.values()]
     candidates = tuple(result for result, _, _ in judged)
     return replace(
         run,
         verdict=run_verdict(candidates),
-        finished_at=datetime.now(UTC),
+        finished_at=_now(database),
         candidates=candidates,
         alerts=tuple(alert for _, alerts, _ in judged for alert in alerts),
         outcomes=tuple(each for _, _, outcomes in judged for each in outcomes),
@@ -91,25 +101,35 @@ def judge(
     )
 
 
+def _now(database: "Database | None") -> datetime:
+    """Return the time by the database's clock: the end of a run decides whether a check lives."""
+    if database is None:
+        return datetime.now(UTC)
+    from quantwatch.store import clock
+
+    with database.reader() as session:
+        return clock.now(session)
+
+
 def _bench(
     request: RunRequest,
     measured: Measured,
-    compared: tuple[RunResult, Against | None],
+    compared: tuple[RunResult, Against | None, tuple[str, ...]],
     results: Mapping[str, CandidateResult],
     database: "Database | None",
 ) -> _Bench:
-    run, against = compared
+    run, against, problems = compared
+    patience = request.check.alerting.unhealthy_runs
     has_targets = measured.suite.num_targets > 0
     rules = {
         config.name: rules_for(request.check, config, has_targets=has_targets)
         for config in request.check.candidates
     }
-    comparable = "baseline" not in run.capture or against is not None
-    if against is None:
-        return _Bench(run, None, comparable, rules, {})
+    if against is None or problems:
+        return _Bench(run, None, rules, {}, problems, patience)
     known = {name: r for name, r in results.items() if r.measurements and against.run.find(name)}
     sides = Sides(run, measured_blocks(measured), against, confirmed(database, run))
-    return _Bench(run, against, comparable, rules, tests_of(sides, known, rules))
+    return _Bench(run, against, rules, tests_of(sides, known, rules), (), patience)
 
 
 def _unjudged(request: RunRequest, measured: Measured, run_id: str, started: datetime) -> RunResult:
@@ -143,22 +163,31 @@ def _unjudged(request: RunRequest, measured: Measured, run_id: str, started: dat
 def _judge_candidate(
     result: CandidateResult, bench: _Bench
 ) -> tuple[CandidateResult, tuple[Alert, ...], tuple[RuleOutcome, ...]]:
-    if result.failure is not None or result.verdict is not None:
-        return result, (), ()
-    rules, floor, before = (
-        bench.rules[result.name],
-        bench.run.noise_floor,
-        bench.baseline_of(result.name),
-    )
+    rules, floor = bench.rules[result.name], bench.run.noise_floor
+    why = _why_unmeasured(result)
+    seen = not_measured(result.name, why, bench.patience)
+    if why is not None:
+        return result, (), (seen, *unmeasured(result, rules, why))
+    before = bench.baseline_of(result.name)
     alerts = evaluate(result, rules, noise_floor=floor, baseline=before)
-    told = outcomes(result, rules, noise_floor=floor, baseline=before)
+    judged_rules = outcomes(result, rules, noise_floor=floor, baseline=before)
+    told = (seen, bench.compared(result.name), *judged_rules)
     improved = has_improved(result, before, rules, noise_floor=floor)
-    verdict = verdict_of(alerts, improved=improved, comparable=bench.comparable)
+    verdict = verdict_of(alerts, improved=improved, comparable=not bench.problems)
     judged = replace(result, verdict=verdict)
     if before is None or bench.against is None:
         return judged, alerts, told
     told_apart = (*judged.baseline_differences, *differences(judged, before, floor))
     return replace(judged, baseline_differences=told_apart), alerts, told
+
+
+def _why_unmeasured(result: CandidateResult) -> str | None:
+    """Return why there is nothing to judge: the candidate failed, or the reference is broken."""
+    if result.failure is not None:
+        return f"could not be measured: {result.failure}"
+    if result.verdict is None:
+        return None
+    return "nothing can be told" if result.culprit is None else result.culprit.words
 
 
 def _with_drift(

@@ -7,8 +7,9 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from quantwatch.alerts.episodes import AlertState, Effect, Peak, Reason, State, Step, worst_of
+from quantwatch.alerts.episodes import AlertState, Effect, Reason, State, Step
 from quantwatch.alerts.grouping import Change
+from quantwatch.alerts.peaks import Peak, worst_of
 from quantwatch.domain import Json, RuleOutcome, Severity
 from quantwatch.store import episodes
 from quantwatch.store.episodes import Episode, StoredAlert

@@ -76,9 +76,8 @@ def _tests(
     resampler = Resampler(*sides.against.run_ids, sides.run.run_id)
     metrics = dict.fromkeys([*filter(compares, METRICS), *(r.metric for r in _paired(rules))])
     floor = sides.run.noise_floor
-    return compare_candidate(
-        metrics, _now(sides, name, earlier), _before(sides, name), floor, resampler
-    )
+    both = _now(sides, name, earlier), _before(sides, name)
+    return compare_candidate(metrics, *both, floor, resampler, sides.against.chosen_from)
 
 
 def _now(sides: Sides, name: str, earlier: tuple[RunResult, Blocks] | None) -> Evidence:

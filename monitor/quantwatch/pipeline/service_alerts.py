@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
-from quantwatch.alerts.dead_man import DEAD_MAN, dead_man, overdue_slot
+from quantwatch.alerts.dead_man import DEAD_MAN, believed, dead_man, overdue_slot
 from quantwatch.alerts.episodes import Policy, Reason, RunRef, State, close, step
 from quantwatch.alerts.health import HEALTH, health
 from quantwatch.config.durations import seconds
@@ -41,8 +41,9 @@ def _outcomes(
     if settings.schedule is not None and check.paused_at is None:
         grace = timedelta(seconds=seconds(settings.schedule.grace))
         slots = watched.expected_slots(session, check.id, moment - grace)
-        slot = overdue_slot(slots, check.last_success_at, grace, moment)
-        yield dead_man(slot, check.last_success_at, grace, moment)
+        success = believed(check.last_success_at, grace, moment)
+        slot = overdue_slot(slots, success, grace, moment)
+        yield dead_man(slot, success, grace, moment)
     trouble = watched.last_trouble(session, check.id) if check.unhealthy_runs else ""
     yield health(
         check.unhealthy_runs,

@@ -13,6 +13,7 @@ from quantwatch.alerts.grouping import Change
 from quantwatch.alerts.health import HEALTH
 from quantwatch.alerts.overrides import rules_for
 from quantwatch.config.durations import seconds
+from quantwatch.config.rules import OWN_RULES
 from quantwatch.config.schema import CheckConfig, Config
 from quantwatch.domain import RunStatus
 from quantwatch.errors import ConfigError, QuantwatchError, UserError
@@ -119,7 +120,7 @@ def _end(
 def _deleted(alerts: Iterable[StoredAlert], settings: CheckConfig) -> list[StoredAlert]:
     """Return the alerts of rules and candidates that the configuration doesn't have any more."""
     rules = {
-        candidate.name: {rule.name for rule in rules_for(settings, candidate)}
+        candidate.name: {*OWN_RULES, *(rule.name for rule in rules_for(settings, candidate))}
         for candidate in settings.candidates
     }
     return [
@@ -152,7 +153,7 @@ def _no_answer(
     """Return why a confirmation run gives no answer, None while it still may."""
     ended = confirmations.answer(session, awaited)
     if ended == RunStatus.SUCCEEDED:
-        return "the confirmation run could not measure it"
+        return "nothing can be told from the confirmation run"
     if ended is not None:
         return f"the confirmation run is {ended}"
     grace = _GRACE if settings.schedule is None else settings.schedule.grace

@@ -1,17 +1,20 @@
 """Which run a check's runs are compared with: pinned by somebody, or found among earlier ones."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Select, and_, func, select
+from sqlalchemy import Select, and_, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
-from quantwatch.domain import MODEL, RunResult, RunStatus, Verdict
+from quantwatch.domain import MODEL, UNDECIDED, RunResult, RunStatus, Verdict
 from quantwatch.errors import UserError
 from quantwatch.store import audit
 from quantwatch.store.session import Database
 from quantwatch.store.tables import (
+    AlertRow,
+    AlertScopeRow,
     AuditRow,
     BaselinePinRow,
     CheckRow,
@@ -130,11 +133,25 @@ def _standing(db: Database, check: str, config: Any, compared: str | None) -> St
     return Standing(check, kind, pinned.run_id, pinned.since, pinned.by)
 
 
-def recent_good(db: Database, like: RunResult, limit: int) -> list[str]:
-    """Return the newest comparable runs that were no regression, newest first, at most `limit`."""
+def recent_good(
+    db: Database, like: RunResult, limit: int, *, apart_from: Collection[tuple[str, str]] = ()
+) -> list[str]:
+    """Return the newest comparable runs that were no worse, newest first, at most `limit`.
+
+    A run was worse if it was a regression, or breached any rule whatever its severity. `apart_from`
+    are (candidate, rule) that compare with no baseline. What became worse never becomes normal.
+    """
+    breached = (
+        select(AlertScopeRow.run_id)
+        .join(AlertRow, AlertRow.id == AlertScopeRow.alert_id)
+        .where(
+            AlertScopeRow.value_kind.not_in(UNDECIDED),
+            tuple_(AlertRow.candidate, AlertRow.rule).not_in(list(apart_from)),
+        )
+    )
     query = (
         _comparable(like)
-        .where(RunRow.verdict != Verdict.REGRESSION.value)
+        .where(RunRow.verdict != Verdict.REGRESSION.value, RunRow.id.not_in(breached))
         .order_by(RunRow.started_at.desc(), RunRow.id.desc())
         .limit(limit)
     )
@@ -142,8 +159,9 @@ def recent_good(db: Database, like: RunResult, limit: int) -> list[str]:
         return list(session.scalars(query))
 
 
-def best_run(db: Database, like: RunResult, candidates: list[str]) -> str | None:
-    """Return the comparable run with the lowest output KL, a mean over the candidates.
+def best_run(db: Database, like: RunResult, candidates: list[str]) -> tuple[str | None, int]:
+    """Return the comparable run with the lowest output KL, a mean over the candidates, and of how
+    many it is the lowest: the more there are, the more of it is luck.
 
     Only runs that measured all of them, with finite values alone; the oldest of equal ones.
     """
@@ -159,11 +177,10 @@ def best_run(db: Database, like: RunResult, candidates: list[str]) -> str | None
         .group_by(RunRow.id, RunRow.started_at)
         .having(func.count() == len(candidates))
         .order_by(func.avg(MeasurementRow.mean), RunRow.started_at, RunRow.id)
-        .limit(1)
     )
     with db.reader() as session:
-        found: str | None = session.scalar(query)
-        return found
+        found = list(session.scalars(query))
+        return (found[0] if found else None), len(found)
 
 
 def confirmed_run(db: Database, run_id: str) -> str | None:
@@ -174,7 +191,15 @@ def confirmed_run(db: Database, run_id: str) -> str | None:
 
 
 def _comparable(like: RunResult) -> Select[Any]:
-    """Select the earlier succeeded runs of a run's check that measured the same in the same way."""
+    """Select the earlier succeeded runs of a run's check that measured the same in the same way.
+
+    Not what a confirmation run confirms, nor what confirms the same: they are the same night.
+    """
+    night = (
+        select(RunRow.parent_run_id)
+        .where(RunRow.id == like.run_id, RunRow.trigger == "confirm")
+        .scalar_subquery()
+    )
     reference = "" if like.reference is None else like.reference.fingerprint.digest
     return (
         select(RunRow.id)
@@ -187,6 +212,8 @@ def _comparable(like: RunResult) -> Select[Any]:
             RunRow.metrics_version == like.metrics_version,
             RunRow.status == RunStatus.SUCCEEDED.value,
             RunRow.id != like.run_id,
+            RunRow.id.is_distinct_from(night),
+            or_(RunRow.parent_run_id.is_(None), RunRow.parent_run_id.is_distinct_from(night)),
             RunRow.started_at <= like.started_at,
         )
     )

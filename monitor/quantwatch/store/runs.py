@@ -212,13 +212,18 @@ def _let_go(session: Session, run_id: str, status: RunStatus) -> None:
 
 
 def _note_health(session: Session, check_id: int, result: RunResult) -> None:
-    """A success makes a check well again, unless a newer one is known (an import is an old one)."""
+    """A success makes a check well again, unless a newer one is known (an import is an old one).
+
+    No success lies in the future: a clock that was wrong once would blind the dead-man alert.
+    """
     if result.status is not RunStatus.SUCCEEDED or result.finished_at is None:
         return
+    moment = clock.now(session)
+    ended = min(result.finished_at, moment)
     last = CheckRow.last_success_at
     session.execute(
         update(CheckRow)
-        .where(CheckRow.id == check_id, or_(last.is_(None), last < result.finished_at))
-        .values(last_success_at=result.finished_at, unhealthy_runs=0)
+        .where(CheckRow.id == check_id, or_(last.is_(None), last < ended, last > moment))
+        .values(last_success_at=ended, unhealthy_runs=0)
     )
     failed_tasks.resolve(session, OPERATION, result.check)

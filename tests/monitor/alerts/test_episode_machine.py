@@ -3,14 +3,13 @@
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from quantwatch.alerts.episodes import (
     AlertState,
     Effect,
-    Peak,
     Policy,
     Reason,
     RunRef,
@@ -19,11 +18,11 @@ from quantwatch.alerts.episodes import (
     close,
     step,
     unconfirmed,
-    worst_of,
 )
+from quantwatch.alerts.peaks import Peak, worst_of
 from quantwatch.domain import RuleOutcome, Severity
 
-B, X, C, M = "breach", "between", "clear", "missing"
+B, X, C, U, M = "breach", "between", "clear", "undecided", "missing"
 OPENED, CONFIRM, FIRED = Effect.OPENED, Effect.CONFIRM, Effect.FIRED
 ESCALATED, RECOVERING = Effect.ESCALATED, Effect.RECOVERING
 RESOLVED, DROPPED = Effect.RESOLVED, Effect.DROPPED
@@ -60,6 +59,7 @@ ONCE = {"leave_runs": 1}
 TABLE = {
     "inactive, clear: nothing": Row(QUIET, outcome(C), QUIET, ()),
     "inactive, between: nothing": Row(QUIET, outcome(X), QUIET, ()),
+    "inactive, undecided: nothing": Row(QUIET, outcome(U), QUIET, ()),
     "inactive, missing: nothing": Row(QUIET, outcome(M), QUIET, ()),
     "inactive, breach: fires": Row(QUIET, outcome(B), at(FIRING), (OPENED, FIRED)),
     "inactive, first of two: pends": Row(
@@ -77,6 +77,14 @@ TABLE = {
     "pending, between: dropped": Row(
         at(PENDING, num_breaches=1), outcome(X, **TWO), QUIET, (DROPPED,), Reason.RECOVERED
     ),
+    "pending, undecided: kept as it was": Row(
+        at(PENDING, num_breaches=1, num_missing=1), outcome(U, **TWO),
+        at(PENDING, num_breaches=1, num_missing=1), (),
+    ),
+    "pending, tested and not established: kept as it was": Row(
+        at(PENDING, num_breaches=1), outcome(U, was_tested=True, **TWO),
+        at(PENDING, num_breaches=1), (),
+    ),
     "pending, missing once: kept": Row(
         at(PENDING, num_breaches=1), outcome(M, **TWO), at(PENDING, num_breaches=1, num_missing=1), ()
     ),
@@ -86,6 +94,12 @@ TABLE = {
     ),
     "firing, breach: fires on": Row(at(FIRING), outcome(B), at(FIRING), ()),
     "firing, between: fires on": Row(at(FIRING), outcome(X), at(FIRING), ()),
+    "firing, undecided: kept as it was": Row(
+        at(FIRING, num_missing=1), outcome(U), at(FIRING, num_missing=1), ()
+    ),
+    "firing, undecided and critical now: no escalation": Row(
+        at(FIRING, severity=WARNING), outcome(U), at(FIRING, severity=WARNING), ()
+    ),
     "firing, clear of two: recovers": Row(
         at(FIRING), outcome(C), at(RECOVERS, num_clear=1), (RECOVERING,)
     ),
@@ -104,6 +118,9 @@ TABLE = {
     ),
     "recovering, between: counts from the start": Row(
         at(RECOVERS, num_clear=1), outcome(X), at(FIRING), ()
+    ),
+    "recovering, undecided: kept as it was": Row(
+        at(RECOVERS, num_clear=1), outcome(U), at(RECOVERS, num_clear=1), ()
     ),
     "recovering, clear: resolved": Row(
         at(RECOVERS, num_clear=1), outcome(C), QUIET, (RESOLVED,), Reason.RECOVERED
@@ -137,6 +154,10 @@ TABLE = {
         at(RECOVERS, num_clear=1), outcome(C, rule_sha="v2"), at(INACTIVE, rule_sha="v2"),
         (RESOLVED,), Reason.RULE_CHANGED,
     ),
+    "firing, rule edited, undecided: closed": Row(
+        at(FIRING), outcome(U, rule_sha="v2"), at(INACTIVE, rule_sha="v2"),
+        (RESOLVED,), Reason.RULE_CHANGED,
+    ),
     "inactive, rule edited: remembered": Row(
         QUIET, outcome(C, rule_sha="v2"), at(INACTIVE, rule_sha="v2"), ()
     ),
@@ -154,7 +175,7 @@ def test_every_transition(row: Row) -> None:
 def test_the_table_has_every_state_with_every_outcome() -> None:
     """Catches a transition that nobody thought of."""
     seen = {(row.before.state, row.what.outcome) for row in TABLE.values()}
-    assert seen == {(state, what) for state in State for what in (B, X, C, M)}
+    assert seen == {(state, what) for state in State for what in (B, X, C, U, M)}
 
 
 def play(outcomes: list[RuleOutcome], policy: Policy = PLAIN) -> list[Effect]:
@@ -206,6 +227,14 @@ CONFIRMATIONS = {
     "the confirmation fires": (WAITING, outcome(B), RunRef("k", "n"), at(FIRING), (FIRED,)),
     "the confirmation denies": (WAITING, outcome(X), RunRef("k", "n"), QUIET, (DROPPED,)),
     "the confirmation sees nothing": (WAITING, outcome(M), RunRef("k", "n"), WAITING, ()),
+    "the confirmation lost a prompt": (WAITING, outcome(U), RunRef("k", "n"), WAITING, ()),
+    "the confirmation's test denies": (
+        WAITING, outcome(U, was_tested=True), RunRef("k", "n"), QUIET, (DROPPED,),
+    ),
+    "the next night can't tell": (WAITING, outcome(U), RunRef("n2"), WAITING, ()),
+    "the next night's test alone doesn't deny": (
+        WAITING, outcome(U, was_tested=True), RunRef("n2"), WAITING, (),
+    ),
     "the next night confirms as well": (WAITING, outcome(B), RunRef("n2"), at(FIRING), (FIRED,)),
     "the next night denies": (WAITING, outcome(C), RunRef("n2"), QUIET, (DROPPED,)),
     "of another run": (WAITING, outcome(B), RunRef("k", "other"), WAITING, ()),
@@ -229,21 +258,23 @@ def test_a_confirmation_that_can_not_answer_does_not_lose_the_alert() -> None:
 
 
 PEAKS = [
-    ([0.2, 0.3, 0.25], 0.1, (0.3, "finite")),
-    ([0.8, 0.7, 0.75], 0.9, (0.7, "finite")),
-    ([0.2, None, 0.3], 0.1, (None, "nan")),
+    ([0.2, 0.3, 0.25], 1, (0.3, "finite")),
+    ([0.08, 0.09, 0.07], 1, (0.09, "finite")),
+    ([0.8, 0.7, 0.75], -1, (0.7, "finite")),
+    ([0.2, None, 0.3], 1, (None, "nan")),
 ]
+SIDES = ["up", "up, at other limits", "down", "nan"]
 
 
-@pytest.mark.parametrize(("values", "threshold", "peak"), PEAKS, ids=["up", "down", "nan"])
+@pytest.mark.parametrize(("values", "direction", "peak"), PEAKS, ids=SIDES)
 def test_the_peak_is_the_worst_value(
-    values: list[float | None], threshold: float, peak: tuple[float | None, str]
+    values: list[float | None], direction: int, peak: tuple[float | None, str]
 ) -> None:
     """Catches a peak that is the best value where higher is better, or a number that hides NaN."""
     worst = Peak()
     for value in values:
         kind = "nan" if value is None else "finite"
-        what = outcome(B, value=value, value_kind=kind, threshold=threshold)
+        what = outcome(B, value=value, value_kind=kind, direction=direction)
         worst = worst_of(worst, what)
     assert (worst.value, worst.kind) == peak
 
@@ -277,7 +308,7 @@ class Laws(RuleBasedStateMachine):
         self.state = moved.state
 
     @rule(
-        what=st.sampled_from([B, X, C, M]), runs=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+        what=st.sampled_from([B, X, C, U, M]), runs=st.tuples(st.integers(1, 3), st.integers(1, 3)),
         severity=st.sampled_from(list(Severity)), sha=st.sampled_from(["v1", "v1", "v1", "v2"]),
         confirm=st.booleans(), moved=st.booleans(),
     )  # fmt: skip
@@ -296,10 +327,11 @@ class Laws(RuleBasedStateMachine):
         policy = Policy(confirm, 2)
         self.take(step(self.state, said, RunRef(str(self.run)), policy, baseline_moved=moved))
 
-    @rule(what=st.sampled_from([B, X, C, M]), offset=st.integers(0, 2))
-    def a_confirmation(self, what: str, offset: int) -> None:
+    @rule(what=st.sampled_from([B, X, C, U, M]), offset=st.integers(0, 2), tested=st.booleans())
+    def a_confirmation(self, what: str, offset: int, tested: bool) -> None:
         run = RunRef("k", str(self.run - offset))
-        self.take(step(self.state, outcome(what), run, CONFIRMING))
+        said = outcome(what, was_tested=tested and what == U)
+        self.take(step(self.state, said, run, CONFIRMING))
 
     @rule(reason=st.sampled_from([Reason.MANUAL, Reason.RULE_DELETED]))
     def somebody_closes(self, reason: Reason) -> None:
@@ -327,3 +359,18 @@ def test_missing_runs_change_no_decision(what: list[str], enter: int, leave: int
     said = [outcome(w, enter_runs=enter, leave_runs=leave) for w in what]
     holes = [one for w in said for one in (w, outcome(M))]
     assert play(holes) == play(said)
+
+
+runs_said = st.lists(st.sampled_from([B, X, C, U, M]), max_size=40)
+
+
+@example([B, U, B], 2, 1, False)
+@example([B, C, U, C], 1, 2, False)
+@given(runs_said, st.integers(1, 4), st.integers(1, 4), st.booleans())
+def test_what_is_undecided_neither_counts_nor_resets(
+    what: list[str], enter: int, leave: int, confirm: bool
+) -> None:
+    """Catches a dropped prompt that is a pass: runs that can't tell are as if they had not been."""
+    policy = Policy(confirm, 2)
+    said = [outcome(w, enter_runs=enter, leave_runs=leave) for w in what]
+    assert play(said, policy) == play([one for one in said if one.outcome != U], policy)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantwatch.alerts.outcomes import outcomes, relaxed, rule_sha
+from quantwatch.alerts.outcomes import outcomes, relaxed, rule_sha, unmeasured
 from quantwatch.config.rules import RuleConfig
 from quantwatch.domain import CandidateResult, Measurement, RuleOutcome, Severity
 
@@ -172,7 +172,39 @@ def test_what_is_not_clear_neither_breaches_nor_recovers(measurement: Row) -> No
     """Catches an interval that is too wide to tell, and that resolves a regression."""
     rule = {"metric": "logit_kl", "threshold": 0.1, "non_finite": "inconclusive"}
     found = judge(rule, measurement("logit_kl", "model", 0.0, n_nan=1))
-    assert (found.outcome, found.value, found.value_kind) == ("between", None, "inconclusive")
+    assert (found.outcome, found.value, found.value_kind) == ("undecided", None, "inconclusive")
+
+
+def test_a_rule_that_ignores_nan_is_not_clear_when_nothing_else_is_left(measurement: Row) -> None:
+    """Catches a model that is NaN throughout and closes the alert on its own regression."""
+    rule = {"metric": "logit_kl", "threshold": 0.1, "non_finite": "ignore"}
+    found = judge(rule, measurement("logit_kl", "model", None, n_nan=1000))
+    assert (found.outcome, found.value, found.value_kind) == ("undecided", None, "inconclusive")
+    assert judge(rule, measurement("logit_kl", "model", 0.0, n_nan=1)).outcome == "clear"
+
+
+def test_a_baseline_without_the_series_is_missing_not_clear(measurement: Row) -> None:
+    """Catches an alert that recovers because the new baseline never measured its metric."""
+    rule = {"metric": "logit_kl", "kind": "baseline", "min_effect": 0.001}
+    now = measurement("logit_kl", "model", 9.0)
+    other = only(measurement("top1_agreement", "model", 1.0))
+    broken = only(measurement("logit_kl", "model", None, n_nan=8))
+    assert [judge(rule, now, before=before).outcome for before in (other, broken)] == [
+        "missing",
+        "missing",
+    ]
+
+
+def test_a_candidate_without_a_measurement_is_missing_in_every_rule() -> None:
+    """Catches rules of a candidate that failed to load, and of which nobody hears again."""
+    off = SHA.model_copy(update={"name": "off", "enabled": False})
+    [found] = unmeasured(only(), [SHA, off], "could not be measured: gone")
+    assert (found.rule, found.outcome, found.words) == (
+        "r",
+        "missing",
+        "could not be measured: gone",
+    )
+    assert found.rule_sha == rule_sha(SHA)
 
 
 def test_a_drift_is_a_warning_whatever_the_rule_says() -> None:

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from quantwatch.alerts.dead_man import dead_man, overdue_slot
+from quantwatch.alerts.dead_man import believed, dead_man, overdue_slot
 from quantwatch.alerts.health import health
 from quantwatch.alerts.silences import (
     Silence,
@@ -103,6 +103,23 @@ def test_a_success_is_due_until_slot_plus_grace(
         NOON,
     )
     assert found == (None if overdue is None else NOON - overdue * HOUR)
+
+
+BELIEVED = {
+    "never": (None, None),
+    "before": (-5, -5),
+    "now": (0, 0),
+    "ahead by a step of the clock": (0.1, 0),
+    "ahead by the grace": (6, 0),
+    "years ahead": (9 * 365 * 24, None),
+}
+
+
+@pytest.mark.parametrize(("hours", "found"), BELIEVED.values(), ids=BELIEVED.keys())
+def test_a_success_in_the_future_is_no_success(hours: float | None, found: float | None) -> None:
+    """Catches a host in 2036 whose success keeps the dead-man alert blind for ten years."""
+    last = None if hours is None else NOON + hours * HOUR
+    assert believed(last, 6 * HOUR, NOON) == (None if found is None else NOON + found * HOUR)
 
 
 def test_the_dead_man_alert_says_what_was_expected() -> None:

@@ -84,6 +84,8 @@ REFUSED = [
     (RuleOverride(name="nonfinite", enabled=False), "can't be changed"),
     (RuleOverride(name="nonfinite", severity=Severity.WARNING), "can't be changed"),
     (RuleOverride(name="mine", metric="nonfinite"), "can't be changed"),
+    (RuleOverride(name="not-measured", metric="logit_kl", threshold=1.0), "the service's own"),
+    (RuleOverride(name="not-compared", enabled=False), "the service's own"),
     (RuleOverride(name="layerkl", threshold=1.0), "known rules: nonfinite, layer-kl"),
     (RuleOverride(name="layer-kl", factor=2.0), "takes threshold; given: threshold, factor"),
     (RuleOverride(name="new", metric="logit_kl"), "takes threshold; given: none"),

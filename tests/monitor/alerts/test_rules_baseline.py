@@ -1,5 +1,6 @@
 """Rules of kind `baseline` on paired tests: decided by the bound, never by the point."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from quantwatch.report.words import alert_value, alert_words
 
 Row = Callable[..., Measurement]
 MODEL = Scope("model")
+INF, NAN = math.inf, math.nan
 KL = RuleConfig(name="kl", metric="logit_kl", kind="baseline", min_effect=0.1)
 TOP1 = RuleConfig(name="top1", metric="top1_agreement", kind="baseline", min_effect=0.1)
 
@@ -36,11 +38,11 @@ FINDINGS = [
     ("beyond what is allowed", 0.11, 0.5, {}, Finding.BREACH),
     ("exactly at what is allowed", 0.1, 0.2, {}, Finding.UNCHANGED),
     ("the point is beyond, the bound is not", 0.09, 0.2, {}, Finding.UNCHANGED),
-    ("from allowed to far beyond", 0.05, 0.9, {}, Finding.UNCLEAR),
-    ("around zero and wide", -0.9, 0.9, {}, Finding.UNCLEAR),
+    ("from allowed to far beyond", 0.05, 0.9, {}, Finding.UNPROVEN),
+    ("around zero and wide", -0.9, 0.9, {}, Finding.UNPROVEN),
     ("around zero and narrow", -0.09, 0.09, {}, Finding.UNCHANGED),
     ("worse by less than is worth a word", 0.02, 0.09, {}, Finding.UNCHANGED),
-    ("beyond, but one of many series", 0.11, 0.2, {"established": 0, "q": 0.4}, Finding.UNCLEAR),
+    ("beyond, but one of many series", 0.11, 0.2, {"established": 0, "q": 0.4}, Finding.UNPROVEN),
     ("better", -0.5, -0.11, {}, Finding.IMPROVED),
     ("better, but not clearly", -0.5, -0.09, {}, Finding.UNCHANGED),
     ("better, one of many series", -0.2, -0.11, {"established": 0}, Finding.UNCHANGED),
@@ -49,7 +51,16 @@ FINDINGS = [
     ("nine prompts, all fine", -0.02, 0.09, {"num_prompts": 9}, Finding.UNCHANGED),
     ("nine prompts, all worse", 0.2, 0.3, {"num_prompts": 9}, Finding.UNCLEAR),
     ("one prompt", 0.2, 0.2, {"num_prompts": 1}, Finding.UNCLEAR),
+    ("beyond, but within luck", 0.2, 0.5, {"handicap": 0.1}, Finding.UNCHANGED),
+    ("beyond luck as well", 0.21, 0.5, {"handicap": 0.1}, Finding.BREACH),
     ("nothing changed at all", 0.0, 0.0, {"p": 1.0}, Finding.UNCHANGED),
+    ("no number at all", NAN, NAN, {"value": NAN, "p": NAN}, Finding.UNCLEAR),
+    ("no upper bound", 0.11, NAN, {"value": 1.2}, Finding.UNCLEAR),
+    ("no lower bound", NAN, 0.05, {"value": 1.0}, Finding.UNCLEAR),
+    ("anything up to infinite", 0.05, INF, {"value": 2.0}, Finding.UNCLEAR),
+    ("anything down to infinite", -INF, 0.05, {"value": 1.0}, Finding.UNCLEAR),
+    ("from forbidden to infinite", 0.11, INF, {"value": 2.0}, Finding.BREACH),
+    ("infinite, as a perplexity is", INF, INF, {"value": INF}, Finding.BREACH),
 ]
 
 
@@ -104,6 +115,12 @@ def test_the_value_breaches_exactly_where_it_passes_the_threshold() -> None:
         assert change.threshold == pytest.approx(1 + 0.1 + found.difference - low)
 
 
+def test_a_limit_is_always_a_number() -> None:
+    """Catches inf − inf in the database, where a perplexity is beyond float64."""
+    change = weigh(KL, compared(INF, INF, value=INF), {})
+    assert change.threshold == pytest.approx(1.1)
+
+
 # Sentences
 
 
@@ -118,6 +135,13 @@ def test_sentences_say_what_was_seen() -> None:
     )
     assert words(0.2, 0.4) == expected
     assert words(-0.4, -0.2).startswith(" is 0.3 below the baseline's 1 (95 % interval -0.4 … -0.2")
+
+
+def test_sentences_say_what_is_luck() -> None:
+    """Catches a limit above the configured one that nobody can explain."""
+    assert words(0.2, 0.4, handicap=0.05).endswith(
+        "; allowed 0.15 (0.05 for the best of many runs)"
+    )
 
 
 def test_sentences_say_what_is_missing() -> None:
@@ -165,8 +189,8 @@ VERDICTS = [
     (compared(0.09, 0.2), Verdict.PASS, "between"),
     (compared(-0.05, 0.05), Verdict.PASS, "clear"),
     (compared(-0.4, -0.2), Verdict.IMPROVEMENT, "clear"),
-    (compared(-0.9, 0.9), Verdict.INCONCLUSIVE, "between"),
-    (compared(0.0, 0.0, lost=(1,)), Verdict.INCONCLUSIVE, "between"),
+    (compared(-0.9, 0.9), Verdict.INCONCLUSIVE, "undecided"),
+    (compared(0.0, 0.0, lost=(1,)), Verdict.INCONCLUSIVE, "undecided"),
 ]
 
 
@@ -181,6 +205,48 @@ def test_verdicts_and_outcomes(
         Verdict.REGRESSION: [True], Verdict.INCONCLUSIVE: [False],
     }.get(verdict, [])  # fmt: skip
     assert all(alert.value is None for alert in alerts if not alert.is_decided)
+
+
+TESTED = [
+    ("too wide", compared(-0.9, 0.9), True),
+    ("one of many series", compared(0.2, 0.3, established=0, q=0.4), True),
+    ("a prompt was lost", compared(-0.9, 0.9, lost=(1,)), False),
+    ("nine prompts", compared(0.2, 0.3, num_prompts=9), False),
+    ("clear", compared(-0.05, 0.05), False),
+    ("a breach", compared(0.2, 0.4), False),
+]
+
+
+@pytest.mark.parametrize(
+    ("comparison", "tested"), [row[1:] for row in TESTED], ids=[r[0] for r in TESTED]
+)
+def test_a_confirmation_that_lost_prompts_is_no_answer(
+    measurement: Row, comparison: Comparison, tested: bool
+) -> None:
+    """Catches a lost prompt taken for a test that denies, and such a test for a lost prompt."""
+    _, _, told = against(measurement, comparison)
+    assert told.was_tested is tested
+
+
+def test_a_confirmation_tells_what_was_compared(measurement: Row) -> None:
+    """Catches an alert with this run's value alone beside the limit of two pooled runs."""
+    pooled = compared(0.2, 0.4)
+    row, before = measurement("logit_kl", "model", 1.15), measurement("logit_kl", "model", 1.0)
+    baseline = Baseline("c", None, None, (before,), comparisons={("logit_kl", "model"): pooled})
+    now = CandidateResult("c", None, None, (row,))
+    (alert,) = evaluate(now, [KL], noise_floor={}, baseline=baseline)
+    (told,) = outcomes(now, [KL], noise_floor={}, baseline=baseline)
+    assert alert.value == told.value == pooled.value > alert.threshold
+    assert alert.words.startswith("Output KL 1.3 at model is 0.3 above")
+
+
+@pytest.mark.parametrize(("rule", "direction"), [(KL, 1), (TOP1, -1)], ids=["up", "down"])
+def test_an_outcome_says_which_way_is_worse(
+    measurement: Row, rule: RuleConfig, direction: int
+) -> None:
+    """Catches a peak that goes towards what is better."""
+    _, _, told = against(measurement, compared(0.2, 0.4), rule)
+    assert told.direction == direction
 
 
 def test_a_quantile_has_no_paired_test(measurement: Row) -> None:

@@ -7,11 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from quantwatch.baselines.comparable import mismatches
-from quantwatch.config.watching import BaselineConfig
-from quantwatch.domain import MODEL, Block, CandidateResult, RunResult, RunStatus, Verdict
+from quantwatch.config.schema import CheckConfig
+from quantwatch.domain import (
+    MODEL,
+    Alert,
+    Block,
+    CandidateResult,
+    RunResult,
+    RunStatus,
+    Severity,
+    Verdict,
+)
 from quantwatch.errors import UserError
 from quantwatch.pipeline.against import choose_baseline, confirmed
 from quantwatch.store import baselines, runs
@@ -71,11 +80,20 @@ def save(db: Database, make: Make) -> Save:
     return save_one
 
 
-ROLLING = BaselineConfig(kind="rolling", window=3)
-BEST = BaselineConfig(kind="best-ever")
+def check(*names: str, **baseline: Any) -> CheckConfig:
+    """A check of these candidates, int8 alone if none is given."""
+    candidates = [{"name": name, "model": "hf:m"} for name in names or ("int8",)]
+    known = {"reference": {"model": "hf:m"}, "suite": "core-v1"}
+    return CheckConfig.model_validate(
+        {**known, "candidates": candidates, "baseline": baseline or {"kind": "pinned"}}
+    )
 
 
-def chosen(db: Database, run: RunResult, config: BaselineConfig) -> tuple[str, ...]:
+ROLLING = check(kind="rolling", window=3)
+BEST = check(kind="best-ever")
+
+
+def chosen(db: Database, run: RunResult, config: CheckConfig) -> tuple[str, ...]:
     found = choose_baseline(db, run, config)
     return () if found is None else found.run_ids
 
@@ -84,9 +102,9 @@ def test_pinned_is_what_was_pinned_and_nothing_else(db: Database, save: Save, ma
     """Catches the newest run taken where nobody pinned one."""
     for day in (1, 2):
         save(day)
-    assert chosen(db, make(9), BaselineConfig()) == ()
+    assert chosen(db, make(9), check()) == ()
     baselines.pin(db, "nightly", "01RUN001", actor="ada")
-    assert chosen(db, make(9), BaselineConfig()) == ("01RUN001",)
+    assert chosen(db, make(9), check()) == ("01RUN001",)
 
 
 def test_rolling_is_the_last_good_comparable_runs(db: Database, save: Save, make: Make) -> None:
@@ -103,6 +121,67 @@ def test_rolling_is_the_last_good_comparable_runs(db: Database, save: Save, make
     sums = found.blocks("int8", "logit_kl")
     assert sums is not None
     assert [float(values[0, 0, 0]) for values in sums[1]] == pytest.approx([0.7, 0.4, 0.3])
+
+
+def breach(rule: str, kind: str = "finite") -> Alert:
+    value = 0.5 if kind == "finite" else None
+    return Alert(
+        rule, "int8", "logit_kl", "mean", MODEL, value, kind, 0.4, Severity.WARNING, "words"
+    )  # fmt: skip
+
+
+def test_what_became_worse_is_not_averaged_in_whatever_its_severity(
+    db: Database, save: Save, make: Make
+) -> None:
+    """Catches a warning that a rolling baseline absorbs: it resolves with the fault still there."""
+    for day in (0, 1):
+        save(day)
+    for day in (2, 3, 4):
+        alerts = (breach("baseline-isolated-error"),)
+        save(day, 0.5, verdict=Verdict.WARN, alerts=alerts)
+    assert chosen(db, make(9), ROLLING) == ("01RUN001", "01RUN000")
+
+
+STANDING = [
+    ("an absolute rule", "layer-kl", "finite"),
+    ("a rule that can't tell", "baseline-kl", "inconclusive"),
+]
+
+
+@pytest.mark.parametrize(("rule", "kind"), [s[1:] for s in STANDING], ids=[s[0] for s in STANDING])
+def test_what_was_there_all_along_is_no_reason(
+    db: Database, save: Save, make: Make, rule: str, kind: str
+) -> None:
+    """Catches a check that never has a baseline since one rule has warned from the first run on."""
+    for day in (0, 1):
+        save(day, verdict=Verdict.WARN, alerts=(breach(rule, kind),))
+    assert chosen(db, make(9), ROLLING) == ("01RUN001", "01RUN000")
+
+
+@pytest.mark.parametrize("config", [ROLLING, BEST], ids=["rolling", "best-ever"])
+def test_a_confirmation_is_not_compared_with_its_own_night(
+    db: Database, save: Save, make: Make, config: CheckConfig
+) -> None:
+    """Catches a run compared with the one that it is pooled with, or that confirms the same."""
+    save(1, 0.3)
+    save(2, 0.2)
+    ids = []
+    for number in (1, 2):
+        new = NewRun(
+            "nightly", f"c:01RUN002:{number}", {}, "/", "confirm", parent_run_id="01RUN002"
+        )
+        with db.writer() as session:
+            ids.append(enqueue(session, new))
+    sibling = make(3, 0.1, run_id=ids[0])
+    with db.writer() as session:
+        session.execute(
+            update(RunRow).where(RunRow.id == ids[0]).values(status="measuring", lease_token=None)
+        )
+    values = np.full((sibling.num_prompts, 1, 4), 0.1)
+    block = Block("int8", "per_prompt", "logit_kl", None, (MODEL,), values)
+    runs.finish_run(db, sibling, None, [block])
+    assert chosen(db, make(4, run_id=ids[1]), config) == ("01RUN001",)
+    assert ids[0] in chosen(db, make(9), config)
 
 
 def test_a_run_is_never_its_own_baseline_nor_a_later_one(
@@ -123,11 +202,19 @@ def test_best_ever_has_the_lowest_output_kl(db: Database, save: Save, make: Make
     assert chosen(db, make(9), BEST) == ("01RUN001",)
 
 
+def test_the_best_says_of_how_many(db: Database, save: Save, make: Make) -> None:
+    """Catches the luckiest of many nights taken for what a night is like."""
+    for day, kl in enumerate((0.3, 0.1, None, 0.2)):
+        save(day, kl)
+    baselines.pin(db, "nightly", "01RUN000")
+    found = [choose_baseline(db, make(9), each) for each in (BEST, ROLLING, check())]
+    assert [each and each.chosen_from for each in found] == [3, 1, 1]
+
+
 def test_best_ever_needs_every_candidate(db: Database, save: Save, make: Make) -> None:
     """Catches a run that is best because its worst candidate failed to load."""
     save(0, 0.1)
-    both = {"candidates": [{"name": "int8"}, {"name": "int4"}]}
-    assert chosen(db, make(9, config=both), BEST) == ()
+    assert chosen(db, make(9), check("int8", "int4", kind="best-ever")) == ()
 
 
 DIGESTS = [
@@ -140,7 +227,7 @@ DIGESTS = [
 @pytest.mark.parametrize("config", [ROLLING, BEST], ids=["rolling", "best-ever"])
 @pytest.mark.parametrize("changes", [d[1] for d in DIGESTS], ids=[d[0] for d in DIGESTS])
 def test_what_measured_something_else_is_not_chosen(
-    db: Database, save: Save, make: Make, config: BaselineConfig, changes: dict[str, Any]
+    db: Database, save: Save, make: Make, config: CheckConfig, changes: dict[str, Any]
 ) -> None:
     """Catches a silent comparison; the same words as `mismatches`, or they drift apart."""
     other = save(1, 0.001, **changes)
@@ -151,7 +238,7 @@ def test_what_measured_something_else_is_not_chosen(
 
 @pytest.mark.parametrize("config", [ROLLING, BEST], ids=["rolling", "best-ever"])
 def test_another_reference_is_not_chosen(
-    db: Database, save: Save, make: Make, variant: Any, config: BaselineConfig
+    db: Database, save: Save, make: Make, variant: Any, config: CheckConfig
 ) -> None:
     """Catches a reference that moved, told as a regression (N8)."""
     save(1)

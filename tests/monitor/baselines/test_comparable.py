@@ -26,6 +26,7 @@ IDENTITY: dict[str, tuple[dict[str, Any], str]] = {
     "suite": ({"suite_hash": "6" * 64}, "suite hash 666666666666, baseline 555555555555: other"),
     "capture": ({"capture_sha": "d" * 64}, "capture_sha dddddddddddd, baseline cccccccccccc: "),
     "metrics": ({"metrics_version": 2}, "metrics_version 2, baseline 1: the metrics are computed"),
+    "prompts": ({"num_prompts": 15}, "num_prompts 15, baseline 16: another number of prompts"),
     "no reference": ({"reference": None}, "reference: this run has none"),
 }
 

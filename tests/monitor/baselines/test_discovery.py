@@ -84,11 +84,18 @@ def test_many_small_changes_help_each_other() -> None:
     assert decide(*family) == [1] * 20 + [0] * 180
 
 
-@pytest.mark.parametrize(
-    "left_out", [change(0.1, 1e-9, 9), change(0.1, 1e-9, lost=(3,))], ids=["few", "lost"]
-)
+LEFT_OUT = {
+    "few": change(0.1, 1e-9, 9),
+    "lost": change(0.1, 1e-9, lost=(3,)),
+    "no p": change(float("nan"), float("nan")),
+}
+
+
+@pytest.mark.parametrize("left_out", LEFT_OUT.values(), ids=LEFT_OUT)
 def test_what_can_not_be_tested_takes_no_part(left_out: Comparison) -> None:
-    """Catches a change that is established on nine prompts, or on those that are left."""
+    """Catches a change that is established on nine prompts, or on those that are left, and one
+    p that is no number and takes every other series with it.
+    """
     assert decide(left_out, change(0.1, 1e-9)) == [0, 1]
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quantwatch.baselines import decision
+
 FILE = Path(__file__).parents[3] / "benchmarks" / "false_alerts.py"
 
 
@@ -31,10 +33,30 @@ def simulation() -> Iterator[Any]:
 def test_nights_without_a_change_are_quiet_and_a_shift_is_found(simulation: Any) -> None:
     """Catches a rule that cries wolf, and one that never speaks."""
     world = replace(simulation.World(), nights=15, series=60, prompts=64)
-    found = simulation.simulate(world, repeats=4)
-    assert found["most_false_alerts"] <= 1
-    assert found["found_5_sigma_in_one_series"] == 1
-    assert found["found_3_sigma_in_ten_series"] == 1
+    for found in simulation.simulate(world, repeats=4)["rules"]:
+        assert found["most_false_alerts"] <= 1
+        assert found["found_5_sigma_in_one_series"] == 1
+        assert found["found_3_sigma_in_ten_series"] == 1
+
+
+def test_without_control_the_promise_breaks(
+    simulation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a simulation that can't fail, such as an alert that fires once and never clears."""
+    for limit in ("FALSE_DISCOVERIES", "CONFIRMED", "LEANING"):
+        monkeypatch.setattr(decision, limit, 1.0)
+    world = replace(simulation.World(), nights=6, series=60, prompts=64)
+    assert simulation.false_alerts(world, 0)[0][0] > 1
+
+
+def test_without_a_confirmation_rate_of_its_own_the_promise_breaks(
+    simulation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a confirmation run that is a second vote against the same unlucky baseline."""
+    monkeypatch.setattr(decision, "CONFIRMED", 0.5)
+    world = replace(simulation.World(), nights=40, series=60, prompts=32)
+    fired = [simulation.false_alerts(world, seed)[0][0] for seed in range(4)]
+    assert max(fired) > 1
 
 
 def test_deterministic_models_never_alert(simulation: Any) -> None:
@@ -42,7 +64,7 @@ def test_deterministic_models_never_alert(simulation: Any) -> None:
     machine = simulation.Machine(replace(simulation.World(), series=20, prompts=16), 1)
     same = machine._baseline
     machine._measure = lambda _: replace(same, run_id="again")
-    assert not any(machine.night() for _ in range(5))
+    assert not any(any(machine.night()) for _ in range(5))
     assert (machine.rises, machine.falls) == (0, 0)
 
 
@@ -53,9 +75,9 @@ def test_a_freak_run_does_not_fire(simulation: Any) -> None:
     shift[0] = 40.0
     machine = simulation.Machine(world, 3, shift)
     freak, calm = machine._measure(machine._shift), machine._measure(np.zeros(40))
-    assert machine._judge(freak, None) == (False, True)
-    assert machine._judge(calm, freak) == (False, False)
-    assert machine.state.state == "inactive"
+    assert set(machine._judge(freak, None)) == {(False, True)}
+    assert set(machine._judge(calm, freak)) == {(False, False)}
+    assert {watch.state.state for watch in machine.watches} == {"inactive"}
 
 
 @pytest.mark.slow

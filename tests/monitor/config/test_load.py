@@ -176,6 +176,15 @@ RULES = {
         '{ name = "x", metric = "cosine", scope = "layers.*", kind = "median_ratio", factor = 3 }',
         'kind = "median_ratio" needs one of topk_logit_deviation_k5, ',
     ),
+    "a baseline of values that may be infinite": (
+        '{ name = "x", metric = "sqnr_db", scope = "layers.*", kind = "baseline", min_effect = 1 }',
+        'kind = "baseline" needs one of logit_kl, ',
+    ),
+    "headroom against a baseline": (
+        '{ name = "x", metric = "headroom_bits", scope = "head", kind = "baseline", '
+        'statistic = "min", min_effect = 1 }',
+        'kind = "baseline" needs one of logit_kl, ',
+    ),
     "NaN may pass": (
         '{ name = "nonfinite", enabled = false }',
         "the rule nonfinite can't be changed",

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import func, select
 
 from quantwatch.domain import Alert, RuleOutcome, RunStatus, Scope, Severity
-from quantwatch.store import evaluations, outbox, runs
+from quantwatch.store import clock, evaluations, outbox, runs
 from quantwatch.store.tables import CheckRow, EpisodeRow, EventRow, RuleEvaluationRow, RunRow
 
 Say = Callable[..., RuleOutcome]
@@ -157,8 +157,10 @@ def test_a_deleted_rule_and_candidate_are_closed(service: Service, say: Say) -> 
     assert (service.heard()[2:], reasons) == ([RESOLVED, RESOLVED], ["rule_deleted"] * 2)
 
 
-def test_a_candidate_that_was_not_measured_keeps_its_alerts(service: Service, say: Say) -> None:
-    """Catches an out-of-memory that resolves a regression (X9)."""
+def test_a_candidate_of_which_a_run_says_nothing_keeps_its_alerts(
+    service: Service, say: Say
+) -> None:
+    """Catches a run without outcomes that resolves a regression (X9)."""
     service.run(say("breach"))
     for _ in range(3):
         service.run(say("clear", candidate="int4"))
@@ -243,23 +245,65 @@ def test_a_run_that_failed_moves_nothing(service: Service, say: Say) -> None:
     assert (service.state(), service.heard()) == ("firing", [FIRST])
 
 
+def health(service: Service) -> Any:
+    """The last success, the failed runs in a row, and what the database's clock says."""
+    with service.db.reader() as session:
+        row = session.execute(select(CheckRow.last_success_at, CheckRow.unhealthy_runs)).one()
+        return (*row, clock.now(session))
+
+
 def test_a_success_is_noted_for_the_dead_man(service: Service, say: Say) -> None:
     """Catches a check that lives and is called dead."""
     service.change_check(unhealthy_runs=3)
     service.run(say("clear"))
-    with service.db.reader() as session:
-        row = session.execute(select(CheckRow.last_success_at, CheckRow.unhealthy_runs)).one()
-    assert row[0] is not None
-    assert row[1] == 0
+    last, unhealthy, _ = health(service)
+    assert last is not None
+    assert unhealthy == 0
+
+
+FAR = datetime(2036, 1, 1, tzinfo=UTC)
+
+
+def test_a_success_of_a_host_in_the_future_was_now(service: Service, say: Say) -> None:
+    """Catches a worker whose clock is ten years ahead, and a dead-man alert that is blind for ten
+    years; later successes count, too."""
+    service.run(say("clear"), finished_at=FAR)
+    first, _, now = health(service)
+    assert first <= now
+    service.change_check(unhealthy_runs=3)
+    service.run(say("clear"))
+    second, unhealthy, _ = health(service)
+    assert first < second < FAR
+    assert unhealthy == 0
+
+
+def test_a_success_that_was_stored_in_the_future_is_replaced(service: Service, say: Say) -> None:
+    """Catches a check that no success makes well again: an older version stored 2036."""
+    service.change_check(unhealthy_runs=3, last_success_at=FAR)
+    service.run(say("clear"))
+    last, unhealthy, now = health(service)
+    assert last <= now
+    assert unhealthy == 0
+
+
+def test_an_old_result_is_no_sign_of_health(service: Service, say: Say) -> None:
+    """Catches an import of last year's run that takes back the newest success."""
+    service.run(say("clear"))
+    known = health(service)[0]
+    service.change_check(unhealthy_runs=3)
+    service.run(say("clear"), finished_at=datetime(2025, 1, 1, tzinfo=UTC))
+    assert health(service)[:2] == (known, 3)
 
 
 def test_evaluations_are_kept(service: Service, say: Say) -> None:
     """Catches a history that can't say why an alert fired."""
     service.run(say("breach"))
     service.run(say("between"))
+    service.run(say("undecided"))
     with service.db.reader() as session:
         found = evaluations.list_evaluations(session, service.alert().id)
     assert [(one.outcome, one.value, one.threshold) for one in found] == [
+        ("undecided", None, 0.1),
         ("between", 0.09, 0.1),
         ("breach", 0.2, 0.1),
     ]
@@ -367,6 +411,38 @@ def test_a_confirmation_that_could_not_measure_it_fires(service: Service, say: S
     parent = service.run(say("breach"))
     service.confirm(parent, say("clear", candidate="int4"))
     assert (service.state(), service.watch(), service.state()) == ("pending", 1, "firing")
+
+
+LOST = {"words": "prompt 3: values in only one of the runs, nothing is concluded"}
+
+
+def test_a_confirmation_that_lost_a_prompt_fires(service: Service, say: Say) -> None:
+    """Catches a regression that one lost prompt of the confirmation run drops as recovered."""
+    service.alerting = CONFIRM
+    parent = service.run(say("breach", may_be_chance=True))
+    service.confirm(parent, say("undecided", may_be_chance=True, **LOST))
+    assert (service.state(), service.heard()) == ("pending", [])
+    assert (service.watch(), service.watch(), service.state()) == (1, 0, "firing")
+    [member] = service.bodies()[0]["data"]["alerts"]
+    assert member["confirmation"] == (
+        "not confirmed: nothing can be told from the confirmation run"
+    )
+
+
+def test_a_confirmation_whose_test_denies_tells_nobody(service: Service, say: Say) -> None:
+    """Catches a chance finding that pages: all was measured, and the test did not establish it."""
+    service.alerting = CONFIRM
+    parent = service.run(say("breach", may_be_chance=True))
+    service.confirm(parent, say("undecided", may_be_chance=True, was_tested=True))
+    assert (service.state(), service.watch(), service.heard()) == ("inactive", 0, [])
+
+
+def test_nights_that_can_not_tell_neither_count_nor_reset(service: Service, say: Say) -> None:
+    """Catches a lost prompt that starts a count anew, and one that ends a recovery (B19)."""
+    two = {"enter_runs": 2}
+    for what in ("breach", "undecided", "breach", "clear", "undecided", "clear"):
+        service.run(say(what, **two))
+    assert service.heard() == [FIRST, RESOLVED]
 
 
 def test_the_next_night_confirms_when_no_worker_did(service: Service, say: Say) -> None:

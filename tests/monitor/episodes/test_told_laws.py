@@ -18,7 +18,7 @@ from quantwatch.store.session import Database, open_database
 
 Say = Callable[..., RuleOutcome]
 RULES = ("layer-kl", "top1-agreement", "perplexity-ratio")
-words = st.sampled_from(["breach", "breach", "between", "clear", "clear", "missing"])
+words = st.sampled_from(["breach", "breach", "between", "clear", "clear", "undecided", "missing"])
 one_rule = st.tuples(words, st.sampled_from(list(Severity)), st.sampled_from(["v1"] * 6 + ["v2"]))
 steps = st.one_of(
     st.tuples(st.just("run"), st.tuples(one_rule, one_rule, one_rule)),

@@ -209,6 +209,14 @@ def test_no_success_in_time_is_a_dead_man_alert(service: Service, say: Say) -> N
     assert service.heard("pager") == [FIRST, RESOLVED]
 
 
+def test_a_success_in_the_future_does_not_blind_the_dead_man(service: Service) -> None:
+    """Catches a check that dies unseen because a host in 2036 once reported a success."""
+    service.change_check(last_success_at=datetime(2036, 1, 1, tzinfo=UTC))
+    slot(service, 7, "failed")
+    assert service.watch() == 1
+    assert "last success: never" in service.bodies("pager")[0]["data"]["alerts"][0]["words"]
+
+
 def test_a_scheduler_that_stands_still_is_noticed(service: Service) -> None:
     """Catches a dead scheduler: no slot is recorded, and the next one stays in the past."""
     with service.db.writer() as session:

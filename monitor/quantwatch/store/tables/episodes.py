@@ -18,7 +18,7 @@ class RuleEvaluationRow(Base):
     alert_id: Mapped[int] = mapped_column(ForeignKey("alert.id"), primary_key=True)
     run_id: Mapped[str] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True)
     outcome: Mapped[str]
-    """breach, clear (better than the leave threshold), between, or missing."""
+    """breach, clear (better than the leave threshold), between, undecided, or missing."""
     value: Mapped[float | None]
     value_kind: Mapped[str]
     threshold: Mapped[float | None]
