@@ -17,12 +17,11 @@ from quantwatch.cli.session import Session, cache_dir
 from quantwatch.errors import QuantwatchError
 from quantwatch.service import cgroup
 from quantwatch.service.mounts import mount_of
+from quantwatch.store.disk import Room, room
 
 if TYPE_CHECKING:
     from quantwatch.store.session import Database
 
-_LITTLE, _NONE = 0.10, 0.03
-"""Free shares of a disk below which matrices are no longer kept, and nothing is measured."""
 _FEW_FILES, _FEW_PIDS = 1024, 256
 _LITTLE_MEMORY, _LITTLE_SHM = 2e9, 64e6
 _CLOCK_WARN_S, _CLOCK_BROKEN_S = 2.0, 60.0
@@ -84,10 +83,11 @@ def disk(name: str, place: Path, free: int, total: int) -> Finding:
     """Judge the free share of a disk."""
     share = free / total
     text = f"{free / 1e9:.1f} GB ({share:.0%}) free at {place}"
-    if share >= _LITTLE:
+    left = room(share)
+    if left is Room.ENOUGH:
         return Finding(f"disk: {name}", "ok", text)
     fix = "free some space, or shorten [retention]; below 3 % nothing is measured"
-    return Finding(f"disk: {name}", "broken" if share < _NONE else "warn", text, fix)
+    return Finding(f"disk: {name}", "broken" if left is Room.NONE else "warn", text, fix)
 
 
 def _mount(name: str, place: Path, table: str | None = None) -> Finding:
