@@ -1,58 +1,87 @@
-"""Symmetric affine quantization of weights: w ≈ code · scale.
+"""Affine quantization: w ≈ (code − zero) · scale.
 
-scale = absmax / qmax in float32 whatever the weight's dtype (in float16 255/0.001 is infinite),
-code = clamp(round(w / scale)), halves to even, by division: w·(1/scale) gives other codes in 3e-6
-of the cases. A group of zeros, or one so small that its scale underflows, has scale 1 and codes 0.
-A group with a NaN or infinite weight has scale NaN: the fault stays measurable.
-
-N rows (output channels), K columns (inputs), G = ⌈K / group size⌉ groups per row.
+code = clamp(round(w / scale) + zero), halves to even: rounded first, then shifted, so that ties
+don't depend on the zero point (ao#1964), and by division: w·(1/scale) gives other codes in 3e-6 of
+the cases. Where the scale is NaN the code is 0 and the value stays NaN.
 """
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
 
-from quantwatch_kernels.formats import WeightFormat
-from quantwatch_kernels.quantize.recipe import Recipe
+from torch import Generator, Tensor
 
-__all__ = ["choose_scales", "dequantize", "fake_quantize", "quantize"]
+from quantwatch_kernels.quantize.qparams import QParams, choose_qparams, spread
+from quantwatch_kernels.quantize.recipe import PerTensor, WeightSpec
+from quantwatch_kernels.quantize.rounding import round_to_code
 
-
-def _grouped_absmax(weight_NK: Tensor, group_size: int) -> Tensor:
-    parts = torch.split(weight_NK, group_size, dim=-1) if weight_NK.shape[1] else ()
-    maxima = [part.float().abs().amax(-1) for part in parts]
-    return torch.stack(maxima, -1) if maxima else weight_NK.new_zeros(len(weight_NK), 0).float()
+__all__ = ["QuantizedWeight", "dequantize", "fake_quantize", "quantize", "quantize_weight"]
 
 
-def choose_scales(weight_NK: Tensor, fmt: WeightFormat, group_size: int) -> Tensor:
-    """Return float32 scales [N, G], positive, or NaN where the group isn't finite."""
-    if weight_NK.ndim != 2 or not weight_NK.is_floating_point():
-        raise ValueError(
-            f"a weight must be a float matrix; it is {weight_NK.dtype} {list(weight_NK.shape)}."
-        )
-    scales = _grouped_absmax(weight_NK, group_size) / fmt.qmax
-    scales = torch.where(scales == 0, 1.0, scales)
-    return torch.where(torch.isfinite(scales), scales, torch.nan)
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """Codes [N, K] in the format's storage with the parameters they were made with."""
+
+    codes: Tensor
+    qparams: QParams
+    spec: WeightSpec
+
+    @property
+    def values(self) -> Tensor:
+        """The quantized values, float32 [N, K]."""
+        return dequantize(self.codes, self.qparams, self.spec)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of packed codes, scales and zero points as they are stored."""
+        rows, columns = self.codes.shape
+        scales, zeros = self.qparams.scales, self.qparams.zeros
+        count = 1 if isinstance(self.spec.granularity, PerTensor) else scales.numel()
+        size = self.spec.format.num_bytes(rows, columns) + count * scales.element_size()
+        if zeros is None:
+            return size
+        integer = not zeros.is_floating_point()
+        bits = self.spec.format.bits if integer else 8 * zeros.element_size()
+        return size + (count * bits + 7) // 8
 
 
-def _spread(scales_NG: Tensor, group_size: int, columns: int) -> Tensor:
-    return scales_NG.repeat_interleave(group_size, dim=-1)[:, :columns]
+def quantize(
+    weight_NK: Tensor, qparams: QParams, spec: WeightSpec, generator: Generator | None = None
+) -> Tensor:
+    """Return codes [N, K]; rounded stochastically with a generator, else to nearest."""
+    fmt, columns = spec.format, weight_NK.shape[1]
+    group_size = spec.granularity.group_size(columns)
+    steps = weight_NK.float() / spread(qparams.scales, group_size, columns)
+    if qparams.zeros is None:
+        codes = round_to_code(steps, generator)
+    else:
+        zeros = spread(qparams.zeros, group_size, columns)
+        if spec.zero == "integer":
+            codes = round_to_code(steps, generator).add_(zeros)
+        else:
+            codes = round_to_code(steps.add_(zeros), generator)
+    return codes.nan_to_num_(nan=0.0).clamp_(fmt.qmin, fmt.qmax).to(fmt.storage)
 
 
-def quantize(weight_NK: Tensor, scales_NG: Tensor, fmt: WeightFormat, group_size: int) -> Tensor:
-    """Return int8 codes [N, K] in qmin … qmax; 0 where the scale is NaN."""
-    steps = weight_NK.float() / _spread(scales_NG, group_size, weight_NK.shape[1])
-    codes = steps.round_().nan_to_num_(nan=0.0).clamp_(fmt.qmin, fmt.qmax)
-    return codes.to(torch.int8)
-
-
-def dequantize(codes_NK: Tensor, scales_NG: Tensor, group_size: int) -> Tensor:
+def dequantize(codes_NK: Tensor, qparams: QParams, spec: WeightSpec) -> Tensor:
     """Return float32 values [N, K]."""
-    return codes_NK * _spread(scales_NG, group_size, codes_NK.shape[1])
+    columns = codes_NK.shape[1]
+    group_size = spec.granularity.group_size(columns)
+    steps = codes_NK.float()
+    if qparams.zeros is not None:
+        steps = steps - spread(qparams.zeros, group_size, columns)
+    return steps * spread(qparams.scales, group_size, columns)
 
 
-def fake_quantize(weight_NK: Tensor, recipe: Recipe) -> Tensor:
-    """Return the weight's quantized values in its own dtype."""
-    group_size = recipe.granularity.group_size(weight_NK.shape[1])
-    scales = choose_scales(weight_NK, recipe.weights, group_size)
-    codes = quantize(weight_NK, scales, recipe.weights, group_size)
-    return dequantize(codes, scales, group_size).to(weight_NK.dtype)
+def quantize_weight(
+    weight_NK: Tensor, spec: WeightSpec, generator: Generator | None = None
+) -> QuantizedWeight:
+    """Quantize to nearest over each group's whole range (stochastically if the spec says so)."""
+    qparams = choose_qparams(weight_NK, spec)
+    if spec.rounding == "stochastic" and generator is None:
+        raise ValueError("stochastic rounding needs a generator.")
+    used = generator if spec.rounding == "stochastic" else None
+    return QuantizedWeight(quantize(weight_NK, qparams, spec, used), qparams, spec)
+
+
+def fake_quantize(weight_NK: Tensor, spec: WeightSpec) -> Tensor:
+    """Return the weight's quantized values, rounded to nearest, in its own dtype."""
+    return quantize_weight(weight_NK, spec).values.to(weight_NK.dtype)

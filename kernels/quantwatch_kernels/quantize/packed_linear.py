@@ -1,78 +1,70 @@
-"""What the packed linear layers share: codes and scales as buffers, the bias kept once.
+"""A linear layer with a packed weight: codes, scales and zeros as buffers, the bias kept once.
 
-The arithmetic is an operator with three back ends. `aten` is the native kernel, which always
-computes in bfloat16 (its float32 path is scalar and 20 to 100 times slower; scales are rounded to
-bfloat16 too); `dequantized` is a float matrix product with the quantized values; `reference` is
-that in float64.
+The arithmetic is an operator with several back ends: `aten` is the native kernel of a width (see
+`int4_linear`, `int8_linear`), which always computes in bfloat16 (its float32 path is scalar and
+20 to 100 times slower; scales are rounded to bfloat16 too); `dequantized` is a float matrix product
+with the quantized values; `reference` is that in float64.
 """
 
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from quantwatch_kernels.formats import WeightFormat
-from quantwatch_kernels.quantize.affine import choose_scales, dequantize, quantize
+from quantwatch_kernels.quantize.affine import QuantizedWeight
+from quantwatch_kernels.quantize.packing import pack, unpack
+from quantwatch_kernels.quantize.qparams import QParams
+from quantwatch_kernels.quantize.recipe import WeightSpec
 from quantwatch_kernels.registry import Op
 
-__all__ = ["LinearOp", "PackedLinear", "PackedWeight", "flat_bfloat16", "register_float_backends"]
-
-
-class PackedWeight(Protocol):
-    """A quantized weight [out, in]."""
-
-    scales: Tensor
-    group_size: int
-    in_features: int
-    out_features: int
-
-    def codes(self) -> Tensor:
-        """Return int8 codes [out, in]."""
-
-    def native(self) -> tuple[Tensor, Tensor]:
-        """Return weight and scales in the layout of the `aten` kernel."""
-
-
-LinearOp = Op[[Tensor, PackedWeight, Tensor | None], Tensor]
-"""(input [.., in], weight, bias) → [.., out] in the input's dtype."""
+__all__ = ["LOWBIT_LINEAR", "LinearOp", "PackedLinear", "flat_bfloat16", "register_float_backends"]
 
 
 class PackedLinear(nn.Module):
-    """A linear layer with packed weights; subclasses say how codes are stored and multiplied."""
+    """Buffers: `weight_packed` uint8 [out, ⌈in·bits/8⌉], `scales` [out, G], `zeros` or None.
 
+    Integer zeros are packed like codes, [out, ⌈G·bits/8⌉]; float zeros are [out, G].
+    """
+
+    weight_packed: Tensor
     scales: Tensor
+    zeros: Tensor | None
     bias: nn.Parameter | None
-    op: LinearOp
-    fmt: WeightFormat
 
     def __init__(
-        self, weight: Tensor, bias: nn.Parameter | None, group_size: int, backend: str
+        self,
+        weight: QuantizedWeight,
+        bias: nn.Parameter | None,
+        op: "LinearOp",
+        backend: str | None = None,
     ) -> None:
-        """Quantize a float weight [out, in]. Raises ValueError for anything else."""
+        """Pack a quantized weight [out, in]; `backend` None is the first one of `op`."""
         super().__init__()
-        scales = choose_scales(weight, self.fmt, group_size)
-        self.out_features, self.in_features = weight.shape
-        self.group_size = group_size
+        self.spec: WeightSpec = weight.spec
+        self.out_features, self.in_features = weight.codes.shape
+        self.op = op
         self.backend = backend
-        self.register_buffer("scales", scales)
+        self.register_buffer("weight_packed", pack(weight.codes, self.spec.format))
+        self.register_buffer("scales", weight.qparams.scales.contiguous())
+        self.register_buffer("zeros", self._pack_zeros(weight.qparams.zeros))
         self.register_parameter("bias", bias)
-        self.pack(quantize(weight, scales, self.fmt, group_size))
+        self._native: tuple[Tensor, ...] | None = None
 
-    def pack(self, codes: Tensor) -> None:
-        """Store int8 codes [out, in] as buffers."""
-        raise NotImplementedError
+    @property
+    def group_size(self) -> int:
+        """Inputs that share a scale."""
+        return self.spec.granularity.group_size(self.in_features)
 
-    def codes(self) -> Tensor:
-        """Return int8 codes [out, in]."""
-        raise NotImplementedError
+    def quantized(self) -> QuantizedWeight:
+        """Return the weight, unpacked."""
+        codes = unpack(self.weight_packed, self.spec.format, self.in_features)
+        return QuantizedWeight(codes, QParams(self.scales, self._unpack_zeros()), self.spec)
 
-    def native(self) -> tuple[Tensor, Tensor]:
-        """Return weight and scales in the layout of the `aten` kernel."""
-        raise NotImplementedError
-
-    def dequantized(self) -> Tensor:
-        """Return the quantized values, float32 [out, in]."""
-        return dequantize(self.codes(), self.scales, self.group_size)
+    def native(self, make: Callable[[QuantizedWeight], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Return the layout of an instruction set, made on first use and never saved."""
+        if self._native is None:
+            self._native = make(self.quantized())
+        return self._native
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply activations [.., in] of any float dtype; the result has their dtype."""
@@ -82,20 +74,37 @@ class PackedLinear(nn.Module):
         """Say in `print(model)` what this layer is."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"group_size={self.group_size}, bias={self.bias is not None}, backend={self.backend}"
+            f"format={self.spec.format.name}, group_size={self.group_size}, "
+            f"bias={self.bias is not None}, backend={self.backend}"
         )
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PackedLinear":
+        """Forget the native layout when the buffers move or change dtype."""
+        self._native = None
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
-def _values(weight: PackedWeight) -> Tensor:
-    return dequantize(weight.codes(), weight.scales, weight.group_size)
+    def _pack_zeros(self, zeros: Tensor | None) -> Tensor | None:
+        if zeros is None or self.spec.zero == "float":
+            return zeros
+        return pack(zeros, self.spec.format)
+
+    def _unpack_zeros(self) -> Tensor | None:
+        if self.zeros is None or self.spec.zero == "float":
+            return self.zeros
+        return unpack(self.zeros, self.spec.format, self.scales.shape[1])
 
 
-def _dequantized(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    return nn.functional.linear(x, _values(weight).to(x.dtype), bias)
+LinearOp = Op[[Tensor, PackedLinear, Tensor | None], Tensor]
+"""(input [.., in], weight, bias) → [.., out] in the input's dtype."""
 
 
-def _reference(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    product = x.double() @ _values(weight).double().T
+def _dequantized(x: Tensor, weight: PackedLinear, bias: Tensor | None) -> Tensor:
+    return nn.functional.linear(x, weight.quantized().values.to(x.dtype), bias)
+
+
+def _reference(x: Tensor, weight: PackedLinear, bias: Tensor | None) -> Tensor:
+    product = x.double() @ weight.quantized().values.double().T
     return (product if bias is None else product + bias.double()).to(x.dtype)
 
 
@@ -103,6 +112,11 @@ def register_float_backends(op: LinearOp) -> None:
     """Register the two back ends that always apply, after the native one."""
     op.register("dequantized")(_dequantized)
     op.register("reference")(_reference)
+
+
+LOWBIT_LINEAR: LinearOp = Op("lowbit_linear")
+"""Widths without a native kernel: 2, 3, 5, 6 and 7 bits."""
+register_float_backends(LOWBIT_LINEAR)
 
 
 def flat_bfloat16(x: Tensor) -> Tensor:

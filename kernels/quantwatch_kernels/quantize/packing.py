@@ -1,32 +1,56 @@
-"""Two 4-bit codes per byte: low nibble = even index, two's complement, odd rows padded with code 0.
+"""Codes of 2 to 8 bits, packed: a row is one little-endian string of bits.
 
-This is the canonical, storable form. Layouts of an instruction set live in memory only.
+Code j of a row takes bits j·b … (j + 1)·b − 1, lowest bit first, and the row ends on a whole byte
+(the rest is 0). For 4 bits that is: low nibble = even index. Negative codes are in two's
+complement. This is the canonical, storable form; layouts of an instruction set live in memory only.
 """
 
 import torch
 from torch import Tensor
 
-__all__ = ["pack4", "unpack4"]
+from quantwatch_kernels.formats import IntFormat
+
+__all__ = ["pack", "unpack"]
 
 
-def pack4(codes: Tensor) -> Tensor:
-    """Pack int8 codes [.., K] in −8 … 7 into uint8 [.., ⌈K/2⌉]. Raises ValueError out of range."""
-    if codes.numel() and not (int(codes.min()) >= -8 and int(codes.max()) <= 7):
+def pack(codes: Tensor, fmt: IntFormat) -> Tensor:
+    """Pack codes [.., K] into uint8 [.., ⌈K·bits/8⌉]. Raises ValueError for a code out of range."""
+    lowest, highest = fmt.qmin, fmt.qmax
+    if codes.numel() and not (int(codes.min()) >= lowest and int(codes.max()) <= highest):
         raise ValueError(
-            f"4-bit codes lie in -8 … 7; these span {int(codes.min())} … {int(codes.max())}."
+            f"codes of {fmt.name} lie in {lowest} … {highest}; "
+            f"these span {int(codes.min())} … {int(codes.max())}."
         )
-    if codes.shape[-1] % 2:
-        codes = torch.nn.functional.pad(codes, (0, 1))
-    nibbles = (codes & 15).to(torch.uint8)
-    return nibbles[..., 0::2] | (nibbles[..., 1::2] << 4)
+    if fmt.bits == 8:
+        return codes.contiguous().view(torch.uint8)
+    weights = torch.arange(fmt.bits, device=codes.device)
+    bits = (codes.to(torch.int16).unsqueeze(-1) >> weights) & 1
+    bits = bits.flatten(-2).to(torch.uint8)
+    bits = torch.nn.functional.pad(bits, (0, -bits.shape[-1] % 8))
+    places = torch.arange(8, device=codes.device, dtype=torch.uint8)
+    packed: Tensor = (bits.view(*bits.shape[:-1], bits.shape[-1] // 8, 8) << places).sum(
+        -1, dtype=torch.uint8
+    )
+    return packed
 
 
-def unpack4(packed: Tensor, columns: int) -> Tensor:
-    """Return the int8 codes [.., columns] of uint8 [.., ⌈columns/2⌉]."""
-    if packed.dtype != torch.uint8 or packed.shape[-1] != (columns + 1) // 2:
+def unpack(packed: Tensor, fmt: IntFormat, columns: int) -> Tensor:
+    """Return the codes [.., columns] of uint8 [.., ⌈columns·bits/8⌉] in the format's storage."""
+    width = (columns * fmt.bits + 7) // 8
+    if packed.dtype != torch.uint8 or packed.shape[-1] != width:
         raise ValueError(
-            f"{columns} packed 4-bit codes need uint8 [.., {(columns + 1) // 2}]; "
+            f"{columns} packed codes of {fmt.name} need uint8 [.., {width}]; "
             f"got {packed.dtype} {list(packed.shape)}."
         )
-    nibbles = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)[..., :columns]
-    return (nibbles.to(torch.int8) ^ 8) - 8  # uint8 doesn't sign-extend: 8 … 15 become −8 … −1
+    if fmt.bits == 8:
+        return packed.view(fmt.storage)
+    places = torch.arange(8, device=packed.device, dtype=torch.uint8)
+    bits = ((packed.unsqueeze(-1) >> places) & 1).flatten(-2)[..., : columns * fmt.bits]
+    weights = torch.arange(fmt.bits, device=packed.device, dtype=torch.uint8)
+    codes: Tensor = (bits.reshape(*bits.shape[:-1], columns, fmt.bits) << weights).sum(
+        -1, dtype=torch.uint8
+    )
+    if not fmt.symmetric:
+        return codes
+    sign = 1 << (fmt.bits - 1)  # uint8 doesn't sign-extend: the upper half is negative
+    return (codes.to(torch.int8) ^ sign) - sign

@@ -10,7 +10,7 @@ from quantwatch.models.anatomy import Anatomy
 from quantwatch.models.quiet import explained, shorten
 from quantwatch_kernels.formats import INT4, INT8
 from quantwatch_kernels.quantize.api import Execution, QuantReport, quantize_
-from quantwatch_kernels.quantize.recipe import PerChannel, PerGroup, Recipe
+from quantwatch_kernels.quantize.recipe import PerChannel, PerGroup, Recipe, WeightSpec
 
 _FORMATS = {"int8": INT8, "int4": INT4}
 
@@ -49,7 +49,6 @@ def _recipe(config: RecipeConfig, anatomy: Anatomy) -> Recipe:
     # "router" stands for the routing layers, whose scopes depend on the model.
     routers = sorted(anatomy.routers) if "router" in config.exclude else []
     return Recipe(
-        weights=_FORMATS[config.weights],
-        granularity=PerChannel() if group is None else PerGroup(group),
+        WeightSpec(_FORMATS[config.weights], PerChannel() if group is None else PerGroup(group)),
         exclude=(*config.exclude, *routers),
     )

@@ -8,24 +8,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quantwatch_kernels.formats import INT4, INT8, WeightFormat
+from quantwatch_kernels.formats import INT4, INT8, IntFormat
 from quantwatch_kernels.numerics import relative_rmse
-from quantwatch_kernels.quantize.affine import choose_scales, dequantize, fake_quantize, quantize
-from quantwatch_kernels.quantize.recipe import Recipe
+from quantwatch_kernels.quantize import affine
+from quantwatch_kernels.quantize.affine import quantize_weight
+from quantwatch_kernels.quantize.qparams import choose_qparams
+from quantwatch_kernels.quantize.recipe import PerChannel, PerGroup, Recipe, WeightSpec
 from quantwatch_kernels.testing import VIEWS
 
 FORMATS = {"int8": INT8, "int4": INT4}
 RECIPES = ["int8-channel", "int4-channel", "int8-g64", "int4-g64", "int4-g128", "int4-g50"]
 
 
-def roundtrip(weight: Tensor, fmt: WeightFormat, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    scales = choose_scales(weight, fmt, group_size)
-    codes = quantize(weight, scales, fmt, group_size)
-    return scales, codes, dequantize(codes, scales, group_size)
+def roundtrip(weight: Tensor, fmt: IntFormat, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    quantized = quantize_weight(weight, WeightSpec(fmt, PerGroup(group_size)))
+    return quantized.qparams.scales, quantized.codes, quantized.values
+
+
+def fake_quantize(weight: Tensor, recipe: Recipe) -> Tensor:
+    return affine.fake_quantize(weight, recipe.weights)
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
-def test_definition(fmt: WeightFormat) -> None:
+def test_definition(fmt: IntFormat) -> None:
     """Catches /7.5 or /8 under the same name, and a peak that saturates (kernel_anchors 2.4, 4)."""
     peak = float(fmt.qmax)
     weight = torch.tensor([[peak, -peak, 1.0, 0.4, -0.6, 0.0]])
@@ -36,7 +41,7 @@ def test_definition(fmt: WeightFormat) -> None:
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
-def test_halves_go_to_even(fmt: WeightFormat) -> None:
+def test_halves_go_to_even(fmt: IntFormat) -> None:
     """Catches truncation and half-away-from-zero (bug log 24)."""
     weight = torch.tensor([[float(fmt.qmax), 0.5, 1.5, 2.5, -0.5, -1.5, -2.5]])
     assert roundtrip(weight, fmt, 7)[1][0, 1:].tolist() == [0, 2, 2, 0, -2, -2]
@@ -55,7 +60,7 @@ def test_last_group_may_be_short() -> None:
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
-def test_zeros_stay_zeros(fmt: WeightFormat) -> None:
+def test_zeros_stay_zeros(fmt: IntFormat) -> None:
     """Catches 0/0 in a dead row or group (bug log 3, 5), and −0 that changes the scale (25)."""
     weight = torch.randn(3, 64)
     weight[1] = 0
@@ -68,7 +73,7 @@ def test_zeros_stay_zeros(fmt: WeightFormat) -> None:
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
-def test_a_constant_group_is_exact(fmt: WeightFormat) -> None:
+def test_a_constant_group_is_exact(fmt: IntFormat) -> None:
     """Catches a range of 0 that becomes a division by 0 or ±1 (bug log 4)."""
     weight = torch.full((2, 16), 0.37)
     scales, _, values = roundtrip(weight, fmt, 16)
@@ -175,4 +180,4 @@ def test_a_weight_is_a_float_matrix() -> None:
     """Catches already quantized or stacked weights being quantized as if they were plain."""
     for bad in (torch.zeros(2, 3, 4), torch.zeros(2, 3).to(torch.int8)):
         with pytest.raises(ValueError, match="float matrix"):
-            choose_scales(bad, INT8, 4)
+            choose_qparams(bad, WeightSpec(INT8, PerChannel()))

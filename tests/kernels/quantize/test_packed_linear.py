@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from quantwatch_kernels.numerics import relative_rmse
-from quantwatch_kernels.quantize.affine import fake_quantize
-from quantwatch_kernels.quantize.int4_linear import Int4Linear, int4_aten_why_not
-from quantwatch_kernels.quantize.int8_linear import Int8Linear, int8_aten_why_not
+from quantwatch_kernels.quantize.affine import quantize_weight
+from quantwatch_kernels.quantize.api import linear_op
+from quantwatch_kernels.quantize.int4_linear import int4_aten_why_not
+from quantwatch_kernels.quantize.int8_linear import int8_aten_why_not
 from quantwatch_kernels.quantize.packed_linear import PackedLinear
 from quantwatch_kernels.quantize.recipe import Recipe
 from quantwatch_kernels.registry import fallbacks
@@ -17,7 +18,6 @@ from quantwatch_kernels.testing import VIEWS, assert_close
 
 
 class Case(NamedTuple):
-    layer: type[PackedLinear]
     recipe: str
     rows: int
     columns: int
@@ -25,17 +25,20 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "int8-576": Case(Int8Linear, "int8-channel", 192, 576, True),
-    "int8-one-row": Case(Int8Linear, "int8-channel", 1, 64, True),
-    "int8-100-rows": Case(Int8Linear, "int8-channel", 100, 48, True),
-    "int8-70-columns": Case(Int8Linear, "int8-channel", 64, 70, False),
-    "int8-groups": Case(Int8Linear, "int8-g64", 32, 128, False),
-    "int4-g64": Case(Int4Linear, "int4-g64", 192, 576, True),
-    "int4-g32-tail-block": Case(Int4Linear, "int4-g32", 80, 96, True),
-    "int4-short-group": Case(Int4Linear, "int4-g128", 32, 576, False),
-    "int4-odd-columns": Case(Int4Linear, "int4-g32", 16, 33, False),
-    "int4-100-rows": Case(Int4Linear, "int4-g64", 100, 64, False),
-    "int4-channel": Case(Int4Linear, "int4-channel", 16, 576, False),
+    "int8-576": Case("int8-channel", 192, 576, True),
+    "int8-one-row": Case("int8-channel", 1, 64, True),
+    "int8-100-rows": Case("int8-channel", 100, 48, True),
+    "int8-70-columns": Case("int8-channel", 64, 70, False),
+    "int8-groups": Case("int8-g64", 32, 128, False),
+    "int4-g64": Case("int4-g64", 192, 576, True),
+    "int4-g32-tail-block": Case("int4-g32", 80, 96, True),
+    "int4-short-group": Case("int4-g128", 32, 576, False),
+    "int4-odd-columns": Case("int4-g32", 16, 33, False),
+    "int4-100-rows": Case("int4-g64", 100, 64, False),
+    "int4-channel": Case("int4-channel", 16, 576, False),
+    "uint4-g64": Case("uint4-g64", 192, 576, True),
+    "uint4-g16": Case("uint4-g16", 32, 64, False),
+    "uint8-channel": Case("uint8-channel", 32, 64, False),
 }
 # Twice what the native operators reach against float64 (kernel_anchors §1.3): activations, scales
 # and result are bfloat16, whatever the input is.
@@ -46,14 +49,18 @@ FLOAT_RMSE = {torch.float32: 7e-7, torch.float16: 6e-4, torch.bfloat16: 5e-3}
 def build(case: Case, backend: str, bias: bool = True) -> tuple[PackedLinear, Tensor]:
     torch.manual_seed(1)
     weight = torch.randn(case.rows, case.columns)
-    group_size = Recipe.named(case.recipe).granularity.group_size(case.columns)
     parameter = nn.Parameter(torch.randn(case.rows)) if bias else None
-    return case.layer(weight, parameter, group_size, backend), weight
+    return packed(weight, parameter, case, backend), weight
+
+
+def packed(weight: Tensor, bias: nn.Parameter | None, case: Case, backend: str) -> PackedLinear:
+    spec = Recipe.named(case.recipe).weights
+    return PackedLinear(quantize_weight(weight, spec), bias, linear_op(spec), backend)
 
 
 def product(layer: PackedLinear, weight: Tensor, x: Tensor, recipe: str) -> Tensor:
     """The definition, from the float weight."""
-    y = x.double() @ fake_quantize(weight, Recipe.named(recipe)).double().T
+    y = x.double() @ quantize_weight(weight, Recipe.named(recipe).weights).values.double().T
     return y if layer.bias is None else y + layer.bias.detach().double()
 
 
@@ -81,9 +88,9 @@ def test_forward(name: str, backend: str, dtype: torch.dtype) -> None:
 def test_predicates_tell_why(name: str) -> None:
     """Catches a silent fallback: each unsupported shape names its reason."""
     case = CASES[name]
-    why_not = int8_aten_why_not if case.layer is Int8Linear else int4_aten_why_not
-    group_size = Recipe.named(case.recipe).granularity.group_size(case.columns)
-    reason = why_not(case.rows, case.columns, group_size)
+    spec = Recipe.named(case.recipe).weights
+    why_not = int8_aten_why_not if spec.format.bits == 8 else int4_aten_why_not
+    reason = why_not(case.rows, case.columns, spec)
     assert (reason is None) == case.native
     assert reason is None or any(character.isdigit() for character in reason) or "group" in reason
 
@@ -131,8 +138,7 @@ def test_a_nan_weight_reaches_the_output(name: str, backend: str) -> None:
     case = CASES[name]
     weight = torch.randn(case.rows, case.columns)
     weight[3, 5] = torch.nan
-    group_size = Recipe.named(case.recipe).granularity.group_size(case.columns)
-    y = case.layer(weight, None, group_size, backend)(torch.randn(2, case.columns))
+    y = packed(weight, None, case, backend)(torch.randn(2, case.columns))
     assert y.isnan().any(0).nonzero().flatten().tolist() == [3]
 
 
@@ -142,9 +148,8 @@ def test_state_is_canonical(name: str) -> None:
     layer, _ = build(CASES[name], "aten")
     layer(torch.randn(1, CASES[name].columns))
     state = layer.state_dict()
-    codes = "weight_codes" if CASES[name].layer is Int8Linear else "weight_packed"
-    assert sorted(state) == ["bias", "scales", codes]
+    assert sorted(state) == ["bias", "scales", "weight_packed"]
     twin, _ = build(CASES[name], "reference", bias=True)
     twin.load_state_dict(state)
-    assert_close(twin.dequantized(), layer.dequantized(), rtol=0)
+    assert_close(twin.quantized().values, layer.quantized().values, rtol=0)
     assert "in_features" in repr(layer)

@@ -14,11 +14,11 @@ from transformers import (
     Qwen2MoeConfig,
 )
 
-from quantwatch_kernels.formats import INT4, WeightFormat
+from quantwatch_kernels.formats import INT4, IntFormat
 from quantwatch_kernels.quantize.affine import fake_quantize
 from quantwatch_kernels.quantize.api import Execution, model_size, quantize_
-from quantwatch_kernels.quantize.int8_linear import Int8Linear
-from quantwatch_kernels.quantize.recipe import PerChannel, PerGroup, Recipe
+from quantwatch_kernels.quantize.packed_linear import PackedLinear
+from quantwatch_kernels.quantize.recipe import PerChannel, PerGroup, Recipe, WeightSpec
 from quantwatch_kernels.registry import Fallback, fallbacks
 
 EXECUTIONS: tuple[Execution, ...] = ("dequantized", "aten", "reference")
@@ -91,7 +91,7 @@ def test_a_tied_llama(execution: Execution) -> None:
     report = quantize_(model, Recipe.named("int8-channel"), execution=execution)
     assert len(report.converted) == 14
     assert dict(report.skipped) == {
-        "model.embed_tokens": "embeddings are never quantized",
+        "model.embed_tokens": "embeddings stay unless the recipe has a format for them",
         "head": "excluded by 'head'",
     }
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
@@ -100,7 +100,7 @@ def test_a_tied_llama(execution: Execution) -> None:
 
 def test_tying_protects_without_exclusion() -> None:
     """Catches a recipe without exclusions that breaks the tie."""
-    recipe = Recipe(INT4, PerGroup(32), exclude=())
+    recipe = Recipe(WeightSpec(INT4, PerGroup(32)), exclude=())
     tied = dict(quantize_(llama(tie_word_embeddings=True), recipe).skipped)
     assert tied["head"] == "its weight is tied to model.embed_tokens"
     untied = quantize_(llama(tie_word_embeddings=False), recipe)
@@ -130,7 +130,7 @@ def test_conv1d(execution: Execution) -> None:
     for module in plain.modules():
         if type(module).__name__ == "Conv1D":
             weight = module.get_parameter("weight").detach()
-            weight.copy_(fake_quantize(weight.T, Recipe.named("int8-channel")).T)
+            weight.copy_(fake_quantize(weight.T, Recipe.named("int8-channel").weights).T)
     limit = 1e-2 if execution == "aten" else 1e-6
     assert (logits(model) - logits(plain)).norm() / logits(plain).norm() < limit
 
@@ -157,7 +157,7 @@ def test_experts_and_routers_are_reported(name: str) -> None:
 def test_scopes_name_and_exclude() -> None:
     """Catches globs matched against module paths only, and reports in another vocabulary."""
     scopes = {"model.layers.1.mlp.down_proj": "layers.1.mlp.down_proj"}
-    recipe = Recipe(INT4, PerGroup(32), exclude=("head", "layers.1.*"))
+    recipe = Recipe(WeightSpec(INT4, PerGroup(32)), exclude=("head", "layers.1.*"))
     report = quantize_(llama(), recipe, scopes=scopes)
     assert dict(report.skipped)["layers.1.mlp.down_proj"] == "excluded by 'layers.1.*'"
     assert "model.layers.1.mlp.up_proj" in report.converted
@@ -210,14 +210,14 @@ def test_packed_layers_replace_the_linear_ones() -> None:
     """Catches codes and float weights kept side by side."""
     model = llama()
     quantize_(model, Recipe.named("int8-channel"), execution="aten")
-    assert isinstance(model.get_submodule("model.layers.0.self_attn.q_proj"), Int8Linear)
+    assert isinstance(model.get_submodule("model.layers.0.self_attn.q_proj"), PackedLinear)
     assert len([m for m in model.modules() if isinstance(m, nn.Linear)]) == 1
 
 
 def test_nothing_to_convert_is_an_error() -> None:
     """Catches a typo in `exclude` that leaves the whole model in full precision."""
     with pytest.raises(ValueError, match=r"would convert no layer.*excluded by '\*'"):
-        quantize_(llama(), Recipe(INT4, PerChannel(), exclude=("*",)))
+        quantize_(llama(), Recipe(WeightSpec(INT4, PerChannel()), exclude=("*",)))
     with pytest.raises(ValueError, match="execution"):
         quantize_(llama(), Recipe.named("int8-channel"), execution="fast")  # type: ignore[arg-type]
 
@@ -240,7 +240,7 @@ def test_recipes_by_name(name: str) -> None:
     assert json["exclude"] == ["head", "router"]
 
 
-@pytest.mark.parametrize("name", ["int4", "int3-g64", "int4-g", "int8-channel ", "fp8"])
+@pytest.mark.parametrize("name", ["int4", "int9-g64", "int4-g", "int8-channel ", "fp8"])
 def test_unknown_recipes_are_refused(name: str) -> None:
     """Catches a misspelt recipe taken for another one."""
     with pytest.raises(ValueError, match="allowed"):
@@ -252,6 +252,6 @@ def test_impossible_values_are_refused() -> None:
     with pytest.raises(ValueError, match="group size"):
         PerGroup(1)
     with pytest.raises(ValueError, match="symmetric"):
-        WeightFormat("int4", 4, -8, 7, torch.uint8)
-    with pytest.raises(ValueError, match="stored"):
-        WeightFormat("int6", 6, -31, 31, torch.int8)
+        IntFormat("int4", 4, -8, 7)
+    with pytest.raises(ValueError, match="bits must be"):
+        IntFormat("int9", 9, -255, 255)

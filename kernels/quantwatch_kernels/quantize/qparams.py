@@ -1,0 +1,126 @@
+"""Scales and zero points of groups: from the range, or by the smallest error.
+
+w ≈ (code − zero) · scale, N rows (output channels), K columns (inputs), G = ⌈K / group size⌉ groups
+per row. Arithmetic is float32 whatever the weight's dtype (in float16 255/0.001 is infinite); the
+scale is then rounded to the dtype it is stored in, *before* codes are chosen, so that rounding it
+costs precision of the grid and never shifts a value.
+
+- symmetric: scale = absmax / qmax.
+- asymmetric, integer zero: the range is widened to hold 0, scale = (max − min) / qmax,
+  zero = clamp(round(−min / scale)). Without the widening a group 10.5 … 14 would become 3.5
+  (llm-awq#193).
+- asymmetric, float zero: scale = (max − min) / qmax, zero = −min / scale, any value.
+
+A group of zeros, or one so small that its scale underflows, has scale 1 and dequantizes to exact
+zeros. A group with a NaN or infinite weight has scale NaN: the fault stays measurable.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quantwatch_kernels.quantize.recipe import PerTensor, WeightSpec
+
+__all__ = [
+    "QParams",
+    "check_matrix",
+    "choose_qparams",
+    "group_range",
+    "grouped",
+    "qparams_of_range",
+    "spread",
+    "storable",
+]
+
+_FP16_NORMAL = torch.finfo(torch.float16).smallest_normal
+_FP16_MAX = torch.finfo(torch.float16).max
+
+
+@dataclass(frozen=True, slots=True)
+class QParams:
+    """Scales [N, G] (positive, or NaN where a group isn't finite) and zero points [N, G] or None.
+
+    Zeros are in steps: uint8 if integers, of the scales' dtype otherwise.
+    """
+
+    scales: Tensor
+    zeros: Tensor | None
+
+
+def grouped(weight_NK: Tensor, group_size: int) -> Tensor:
+    """Return float32 [N, G, group_size]; a short last group is filled by repeating its last column.
+
+    Repeating changes neither minimum nor maximum. K must be positive.
+    """
+    weight = weight_NK.float()
+    missing = -weight.shape[1] % group_size
+    if missing:
+        weight = torch.cat([weight, weight[:, -1:].expand(-1, missing)], 1)
+    return weight.reshape(len(weight), weight.shape[1] // group_size, group_size)
+
+
+def spread(per_group_NG: Tensor, group_size: int, columns: int) -> Tensor:
+    """Return per-group values at every column, float32 [N, K]."""
+    return per_group_NG.float().repeat_interleave(group_size, dim=-1)[:, :columns]
+
+
+def choose_qparams(weight_NK: Tensor, spec: WeightSpec) -> QParams:
+    """Return the parameters that hold each group's whole range.
+
+    Raises ValueError unless the weight is a float matrix.
+    """
+    check_matrix(weight_NK)
+    low, high = group_range(weight_NK, spec)
+    return qparams_of_range(low, high, spec)
+
+
+def check_matrix(weight: Tensor) -> None:
+    """Raise ValueError unless `weight` is a float matrix."""
+    if weight.ndim != 2 or not weight.is_floating_point():
+        raise ValueError(
+            f"a weight must be a float matrix; it is {weight.dtype} {list(weight.shape)}."
+        )
+
+
+def group_range(weight_NK: Tensor, spec: WeightSpec) -> tuple[Tensor, Tensor]:
+    """Return minimum and maximum of each group, float32 [N, G]; NaN where one isn't finite."""
+    rows, columns = weight_NK.shape
+    if not columns:
+        empty = torch.zeros(rows, 0, device=weight_NK.device)
+        return empty, empty.clone()
+    groups = grouped(weight_NK, spec.granularity.group_size(columns))
+    low, high = groups.amin(-1), groups.amax(-1)
+    if isinstance(spec.granularity, PerTensor) and rows:
+        low, high = low.amin().expand_as(low), high.amax().expand_as(high)
+    finite = torch.isfinite(low) & torch.isfinite(high)
+    return low.where(finite, torch.nan), high.where(finite, torch.nan)
+
+
+def qparams_of_range(low: Tensor, high: Tensor, spec: WeightSpec) -> QParams:
+    """Return the parameters for groups that span low … high (float32, any equal shape)."""
+    fmt = spec.format
+    if fmt.symmetric:
+        return QParams(storable(torch.maximum(-low, high) / fmt.qmax, spec.scale_dtype), None)
+    if spec.zero == "integer":
+        low, high = low.clamp(max=0.0), high.clamp(min=0.0)
+        # Divided first: high − low overflows in a group that spans float32's whole range.
+        scales = storable(high / fmt.qmax - low / fmt.qmax, spec.scale_dtype)
+        zeros = (-low / scales.float()).round().nan_to_num(nan=0.0).clamp(0, fmt.qmax)
+        return QParams(scales, zeros.to(torch.uint8))
+    width = torch.where(high > low, high / fmt.qmax - low / fmt.qmax, low.abs())
+    scales = storable(width, spec.scale_dtype)
+    return QParams(scales, (-low / scales.float()).to(scales.dtype))
+
+
+def storable(scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round positive float32 scales to `dtype`; 0 becomes 1, what isn't finite NaN.
+
+    float16 holds only 6.1e-5 … 65504 at full precision: a tensor with a scale outside stays
+    float32, which `num_bytes` of the stored tensor shows.
+    """
+    scales = torch.where(scales == 0, 1.0, scales)
+    scales = torch.where(torch.isfinite(scales), scales, torch.nan)
+    if dtype == torch.float16 and bool(((scales < _FP16_NORMAL) | (scales > _FP16_MAX)).any()):
+        return scales
+    return scales.to(dtype)
