@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from quantwatch.config.problems import config_error, dotted
+from quantwatch.config.recipes import is_recipe_file
 from quantwatch.config.schema import CheckConfig, Config
 from quantwatch.config.variants import VariantConfig
 
@@ -64,7 +65,18 @@ def _missing_files(location: Location, check: CheckConfig, base_dir: Path) -> It
         yield from _missing_model((*location, "candidates", index), candidate, base_dir)
 
 
+def recipe_path(variant: VariantConfig, base_dir: Path) -> Path | None:
+    """Return the file that a variant's recipe is in; None for a table or a name."""
+    recipe = variant.recipe
+    return (
+        local_path(recipe, base_dir) if isinstance(recipe, str) and is_recipe_file(recipe) else None
+    )
+
+
 def _missing_model(location: Location, variant: VariantConfig, base_dir: Path) -> Iterator[str]:
+    recipe = recipe_path(variant, base_dir)
+    if recipe is not None and not recipe.is_file():
+        yield f"{dotted((*location, 'recipe'))}: {recipe} does not exist or is not a file"
     if variant.model is None:
         return
     path = local_path(variant.model, base_dir)

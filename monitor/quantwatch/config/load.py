@@ -1,18 +1,15 @@
 """Read quantwatch.toml. Every mistake in it becomes one ConfigError that names file and key."""
 
-import json
 import os
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import BaseModel, ValidationError
+from typing import Any
 
 from quantwatch.config.database import database_url
 from quantwatch.config.default_rules import DEFAULT_RULES, merge_rule
 from quantwatch.config.files import validate_files
-from quantwatch.config.problems import config_error, dotted, sentences
+from quantwatch.config.parsing import parse, read_toml
+from quantwatch.config.problems import config_error, dotted
 from quantwatch.config.rules import RuleConfig
 from quantwatch.config.schema import CheckConfig, Config
 from quantwatch.errors import ConfigError
@@ -23,31 +20,13 @@ FILE_NAME = "quantwatch.toml"
 VARIABLE = "QUANTWATCH_CONFIG"
 EXAMPLE = Path(__file__).with_name("example.toml")
 
-Model = TypeVar("Model", bound=BaseModel)
-
 
 def load_config(path: Path) -> Config:
     """Return the configuration in a file; raises ConfigError with up to ten mistakes at once."""
-    config = parse(Config, _toml(path), str(path))
+    config = parse(Config, read_toml(path), str(path))
     if problems := [*_database_problems(config), *_rule_problems(config)]:
         raise config_error(str(path), problems)
     return config
-
-
-def parse(model: type[Model], data: Mapping[str, Any], origin: str) -> Model:
-    """Return a section built from plain data, types taken literally ("8" is no number).
-
-    Raises ConfigError; `origin` says where the data comes from, e.g. the file or the command.
-    """
-    try:
-        text = json.dumps(data, default=str, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        shown = ascii(error.object[max(error.start - 40, 0) : error.end])
-        raise ConfigError(f"{origin}: not UTF-8 text: {shown}") from None
-    try:
-        return model.model_validate_json(text, strict=True)
-    except ValidationError as error:
-        raise config_error(origin, sentences(error, model)) from None
 
 
 def find_config(start: Path, env: Mapping[str, str] = os.environ) -> Path | None:
@@ -61,24 +40,6 @@ def find_config(start: Path, env: Mapping[str, str] = os.environ) -> Path | None
         return Path(named)
     folders = [start.absolute(), *start.absolute().parents]
     return next((f / FILE_NAME for f in folders if (f / FILE_NAME).is_file()), None)
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    try:
-        return tomllib.loads(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise ConfigError(
-            f"{path}: not UTF-8: byte 0x{content[error.start]:02x} in line {line}"
-        ) from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: not usable TOML: nested too deeply") from None
 
 
 def _database_problems(config: Config) -> Iterator[str]:

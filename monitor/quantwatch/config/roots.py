@@ -4,10 +4,12 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from quantwatch.config.files import is_there, local_path, looks_like_path
+from quantwatch.config.files import is_there, local_path, looks_like_path, recipe_path
 from quantwatch.config.problems import config_error, dotted
+from quantwatch.config.recipes import recipe_config
 from quantwatch.config.schema import CheckConfig, Config
 from quantwatch.config.variants import VariantConfig
+from quantwatch.errors import ConfigError
 
 Location = tuple[int | str, ...]
 
@@ -65,6 +67,11 @@ def _paths(check: CheckConfig, base_dir: Path, at: Location) -> Iterator[tuple[L
 def _model_paths(
     at: Location, variant: VariantConfig, base_dir: Path
 ) -> Iterator[tuple[Location, Path]]:
+    recipe = recipe_path(variant, base_dir)
+    if recipe is not None:
+        yield (*at, "recipe"), recipe
+    for index, file in enumerate(_calibration_files(variant, base_dir)):
+        yield (*at, "recipe", "calibration", "files", index), file
     if variant.model is None:
         return
     path = local_path(variant.model, base_dir)
@@ -74,6 +81,17 @@ def _model_paths(
     if variant.gguf_file is not None:
         # A hub repository has no parent folders, either.
         yield (*at, "gguf_file"), (path / variant.gguf_file)
+
+
+def _calibration_files(variant: VariantConfig, base_dir: Path) -> list[Path]:
+    """Files that the recipe is calibrated on; a recipe file that can't be read names none."""
+    if variant.recipe is None:
+        return []
+    try:
+        calibration = recipe_config(variant.recipe, base_dir).calibration
+    except ConfigError:
+        return []
+    return [] if calibration is None else [local_path(f, base_dir) for f in calibration.suite.files]
 
 
 def _resolved(path: Path) -> Path:

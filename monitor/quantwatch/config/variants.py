@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from quantwatch.config.base import Strict
-from quantwatch.config.recipes import RecipeConfig, recipe_config
+from quantwatch.config.recipes import RecipeConfig, is_recipe_file, recipe_config
 from quantwatch.config.scopes import scope_problem
 
 
@@ -87,7 +87,9 @@ class VariantConfig(Strict):
         default=None, description="Attention implementation; transformers' default when absent."
     )
     recipe: Recipe | None = Field(
-        default=None, description="A table, or a name: int8-channel, int4-g32, int4-g64, int4-g128."
+        default=None,
+        description="A table, the path of a .toml file that holds one, or a name: int8-channel, "
+        "int4-g32, int4-g64, int4-g128.",
     )
     execution: Literal["dequantized", "aten", "reference"] = Field(
         default="dequantized",
@@ -99,7 +101,7 @@ class VariantConfig(Strict):
     @field_validator("recipe")
     @classmethod
     def _known_recipe(cls, recipe: RecipeConfig | str | None) -> RecipeConfig | str | None:
-        if recipe is not None:
+        if recipe is not None and not is_recipe_file(recipe):
             recipe_config(recipe)
         return recipe
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quantwatch.config.recipes import recipe_digest
 from quantwatch.config.schema import FaultConfig, RecipeConfig
 from quantwatch.errors import ResourceError
 from quantwatch.models.checkpoint import read_config
@@ -88,9 +89,12 @@ def module_config_sha(module: nn.Module) -> str:
     return canonical_sha(repr(module))
 
 
-def recipe_sha(recipe: RecipeConfig | None) -> str:
-    """Return the digest of a recipe, '' without one."""
-    return "" if recipe is None else canonical_sha(recipe.model_dump(mode="json"))
+def recipe_sha(recipe: RecipeConfig | None, calibration_sha: str = "") -> str:
+    """Return the digest of a recipe and of the token ids it was calibrated on, '' without one."""
+    if recipe is None:
+        return ""
+    digest = recipe_digest(recipe)
+    return canonical_sha([digest, calibration_sha]) if calibration_sha else digest
 
 
 def fault_sha(faults: tuple[FaultConfig, ...]) -> str:

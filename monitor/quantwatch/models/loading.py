@@ -1,11 +1,12 @@
 """From a variant's configuration to a model that is ready to be measured."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from quantwatch.config.recipes import recipe_config
 from quantwatch.config.schema import FaultConfig, RecipeConfig, VariantConfig
@@ -18,7 +19,12 @@ from quantwatch.models.loaded import LoadedModel
 from quantwatch.models.opening import Opened, check_device, open_module, open_source
 from quantwatch.models.quantized import count_weights, settle, stored_bytes
 from quantwatch.models.quiet import quiet
-from quantwatch.models.recipes import apply_recipe, fallback_notes
+from quantwatch.models.recipes import (
+    Calibrate,
+    apply_recipe,
+    calibration_inputs,
+    fallback_notes,
+)
 from quantwatch.models.shapes import context_length, real_ids
 from quantwatch.models.sources import resolve_source
 from quantwatch.models.tokenizers import tokenizer_sha
@@ -33,6 +39,8 @@ class _Changes:
     recipe: RecipeConfig | None = None
     execution: Execution = "dequantized"
     faults: tuple[FaultConfig, ...] = ()
+    inputs: Sequence[Tensor] | None = None
+    """What the recipe is calibrated on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +52,20 @@ class _Figures:
     bits_per_weight: float
     skipped: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    calibration_sha: str = ""
 
 
 def load_variant(
-    name: str, config: VariantConfig, *, base_dir: Path, cache_dir: Path
+    name: str,
+    config: VariantConfig,
+    *,
+    base_dir: Path,
+    cache_dir: Path,
+    calibrate: Calibrate | None = None,
 ) -> LoadedModel:
     """Load, quantize and, if so declared, break a model; relative paths start at `base_dir`.
+
+    `calibrate` gives the texts that a recipe asks for.
 
     Raises:
         ModelError: one line naming the thing that is missing, corrupt, incomplete or impossible.
@@ -57,7 +73,7 @@ def load_variant(
     """
     check_device(config.device)
     source = resolve_source(config, base_dir)
-    recipe = None if config.recipe is None else recipe_config(config.recipe)
+    recipe = None if config.recipe is None else recipe_config(config.recipe, base_dir)
     with quiet():
         opened = open_source(source, config, base_dir=base_dir, cache_dir=cache_dir)
         opened.module.requires_grad_(False)
@@ -67,7 +83,8 @@ def load_variant(
         if recipe is None:
             del described["execution"]
         described |= {"kind": source.kind, "resolved": opened.resolved}
-        changes = _Changes(recipe, config.execution, config.faults)
+        inputs = recipe and calibration_inputs(recipe, opened.tokenizer, calibrate)
+        changes = _Changes(recipe, config.execution, config.faults, inputs or None)
         return _finish(name, opened, changes, described)
 
 
@@ -96,7 +113,7 @@ def _finish(name: str, opened: Opened, changes: _Changes, source: Json) -> Loade
     ids, notes = real_ids(module, anatomy, opened.tokenizer)
     variant = Variant(
         name=name,
-        fingerprint=_fingerprint(opened, changes, dtype, figures.execution),
+        fingerprint=_fingerprint(opened, changes, dtype, figures),
         execution=figures.execution,
         size_bytes=figures.size_bytes,
         bits_per_weight=figures.bits_per_weight,
@@ -142,7 +159,8 @@ def _change(opened: Opened, changes: _Changes, anatomy: Anatomy, dtype: torch.dt
     packs = changes.execution != "dequantized"
     early = tuple(fault for fault in faults if packs and fault.scale is not None)
     notes = plant(module, anatomy, early)
-    report = apply_recipe(module, changes.recipe, changes.execution, anatomy)
+    applied = apply_recipe(module, changes.recipe, changes.execution, anatomy, changes.inputs)
+    report = applied.report
     packed = frozenset(report.converted) - dict(report.fallbacks).keys() if packs else frozenset()
     late = tuple(fault for fault in faults if fault not in early)
     return _Figures(
@@ -150,7 +168,8 @@ def _change(opened: Opened, changes: _Changes, anatomy: Anatomy, dtype: torch.dt
         report.size_bytes,
         report.bits_per_weight,
         report.skipped,
-        (*notes, *fallback_notes(report), *plant(module, anatomy, late, packed)),
+        (*notes, *report.notes, *fallback_notes(report), *plant(module, anatomy, late, packed)),
+        applied.calibration_sha,
     )
 
 
@@ -167,14 +186,14 @@ def _as_stored(opened: Opened, dtype: torch.dtype) -> _Figures:
 
 
 def _fingerprint(
-    opened: Opened, changes: _Changes, dtype: torch.dtype, execution: str
+    opened: Opened, changes: _Changes, dtype: torch.dtype, figures: _Figures
 ) -> Fingerprint:
     device = str(next(opened.module.parameters()).device)
     return Fingerprint(
         weights_sha=opened.weights_sha,
         config_sha=opened.config_sha,
         tokenizer_sha=tokenizer_sha(opened.tokenizer),
-        recipe_sha=fingerprints.recipe_sha(changes.recipe),
-        serve_sha=fingerprints.serve_sha(opened.module, dtype, device, execution),
+        recipe_sha=fingerprints.recipe_sha(changes.recipe, figures.calibration_sha),
+        serve_sha=fingerprints.serve_sha(opened.module, dtype, device, figures.execution),
         fault_sha=fingerprints.fault_sha(changes.faults),
     )

@@ -1,30 +1,78 @@
 """Apply a quantization recipe to a loaded model."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from quantwatch.config.schema import RecipeConfig
+from quantwatch.config.recipe_parts import (
+    ActivationsConfig,
+    CalibrationConfig,
+    LayerConfig,
+    WeightsConfig,
+)
+from quantwatch.config.recipes import RecipeConfig
+from quantwatch.errors import ModelError
 from quantwatch.models.anatomy import Anatomy
 from quantwatch.models.quiet import explained, shorten
-from quantwatch_kernels.formats import INT4, INT8
+from quantwatch.telemetry import canonical_sha
+from quantwatch_kernels.formats import INT_FORMATS
 from quantwatch_kernels.quantize.api import Execution, QuantReport, quantize_
-from quantwatch_kernels.quantize.recipe import PerChannel, PerGroup, Recipe, WeightSpec
+from quantwatch_kernels.quantize.recipe import (
+    ActivationSpec,
+    Granularity,
+    LayerRule,
+    PerChannel,
+    PerGroup,
+    PerTensor,
+    Recipe,
+    RotationSpec,
+    WeightSpec,
+)
 
-_FORMATS = {"int8": INT8, "int4": INT4}
+Calibrate = Callable[[CalibrationConfig, Any], Sequence[Tensor]]
+"""(calibration, tokenizer) → token ids, int64 [1, T] per prompt; given by the pipeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What a recipe did, and the digest of the token ids that it was calibrated on ('' if none)."""
+
+    report: QuantReport
+    calibration_sha: str
 
 
 def apply_recipe(
-    module: nn.Module, config: RecipeConfig, execution: Execution, anatomy: Anatomy
-) -> QuantReport:
-    """Quantize a model's weights in place; raises ModelError when the recipe doesn't fit it."""
-    recipe = _recipe(config, anatomy)
+    module: nn.Module,
+    config: RecipeConfig,
+    execution: Execution,
+    anatomy: Anatomy,
+    inputs: Sequence[Tensor] | None = None,
+) -> Applied:
+    """Quantize a model in place, calibrated on `inputs` where the recipe asks for it.
+
+    Raises ModelError when the recipe doesn't fit the model.
+    """
     scopes = {path: str(scope) for path, scope in anatomy.scopes_by_path.items()}
     with explained("the recipe can't be applied"):
-        report = quantize_(module, recipe, execution=execution, scopes=scopes)
+        recipe = kernel_recipe(config, anatomy)
+        report = quantize_(module, recipe, execution=execution, scopes=scopes, calibration=inputs)
     skipped = tuple((_scoped(name, scopes), reason) for name, reason in report.skipped)
-    return replace(report, skipped=skipped)
+    ids = [] if inputs is None else [prompt.tolist() for prompt in inputs]
+    return Applied(replace(report, skipped=skipped), canonical_sha(ids) if ids else "")
+
+
+def calibration_inputs(
+    config: RecipeConfig, tokenizer: Any, calibrate: Calibrate | None
+) -> Sequence[Tensor] | None:
+    """Return the inputs that a recipe is calibrated on, None if it needs none."""
+    if config.calibration is None:
+        return None
+    if calibrate is None:
+        raise ModelError("the recipe needs calibration texts, which nobody gave")
+    return calibrate(config.calibration, tokenizer)
 
 
 def _scoped(name: str, scopes: Mapping[str, str]) -> str:
@@ -44,11 +92,54 @@ def fallback_notes(report: QuantReport) -> tuple[str, ...]:
     )
 
 
-def _recipe(config: RecipeConfig, anatomy: Anatomy) -> Recipe:
-    group = config.group_size
+def kernel_recipe(config: RecipeConfig, anatomy: Anatomy | None = None) -> Recipe:
+    """Return a configured recipe as the kernels' value. Raises ValueError for impossible ones."""
     # "router" stands for the routing layers, whose scopes depend on the model.
-    routers = sorted(anatomy.routers) if "router" in config.exclude else []
+    named = anatomy is not None and "router" in config.exclude
+    routers = sorted(anatomy.routers) if named and anatomy is not None else []
+    rotation = config.rotation
     return Recipe(
-        WeightSpec(_FORMATS[config.weights], PerChannel() if group is None else PerGroup(group)),
+        _weights(config),
         exclude=(*config.exclude, *routers),
+        layers=tuple(_rule(layer) for layer in config.layers),
+        embedding=None if config.embedding is None else _weights(config.embedding),
+        activations=None if config.activations is None else _activations(config.activations),
+        smooth=config.smooth,
+        rotation=None if rotation is None else RotationSpec(**rotation.model_dump()),
+        residual_dtype=tuple(
+            (glob, getattr(torch, name)) for glob, name in config.residual_dtype.items()
+        ),
     )
+
+
+def _rule(layer: LayerConfig) -> LayerRule:
+    return LayerRule(layer.match, None if layer.weights is None else _weights(layer))
+
+
+def _weights(config: WeightsConfig) -> WeightSpec:
+    fmt = INT_FORMATS[config.weights]
+    return WeightSpec(
+        fmt,
+        _granularity(config.granularity, config.group_size),
+        "none" if fmt.symmetric else (config.zero or "integer"),
+        config.clip,
+        config.method,
+        getattr(torch, config.scale_dtype),
+        config.rounding,
+    )
+
+
+def _activations(config: ActivationsConfig) -> ActivationSpec:
+    return ActivationSpec(
+        INT_FORMATS[config.format],
+        _granularity(config.granularity, config.group_size),
+        config.static,
+        config.observer,
+        config.clip_ratio,
+    )
+
+
+def _granularity(name: str, group_size: int | None) -> Granularity:
+    if group_size is not None:
+        return PerGroup(group_size)
+    return PerTensor() if name == "tensor" else PerChannel()

@@ -18,6 +18,7 @@ from quantwatch.metrics.floor import NoiseFloor
 from quantwatch.models.compatibility import check_compatible
 from quantwatch.models.loaded import LoadedModel
 from quantwatch.models.loading import load_variant
+from quantwatch.pipeline.calibration import calibration_reader
 from quantwatch.pipeline.request import RunRequest
 from quantwatch.prompts.loading import load_suite
 
@@ -87,7 +88,13 @@ def measure_models(
 
 
 def _load(request: RunRequest, name: str, config: VariantConfig) -> LoadedModel:
-    return load_variant(name, config, base_dir=request.base_dir, cache_dir=request.cache_dir)
+    return load_variant(
+        name,
+        config,
+        base_dir=request.base_dir,
+        cache_dir=request.cache_dir,
+        calibrate=calibration_reader(request.base_dir),
+    )
 
 
 def _load_candidates(request: RunRequest, reference: LoadedModel) -> Models:

@@ -65,7 +65,9 @@ MISTAKES = {
     ),
     "unknown key unlike any": (
         'model = "m"\nrecipe = { weights = "int8", granularity = "channel", zzz = 1 }',
-        f"{CANDIDATE}.recipe.zzz: unknown key; allowed: exclude, granularity, group_size, weights",
+        f"{CANDIDATE}.recipe.zzz: unknown key; allowed: activations, calibration, clip, embedding, "
+        "exclude, granularity, group_size, layers, method, residual_dtype, rotation, rounding, "
+        "scale_dtype, smooth, weights, zero",
     ),
     "choice": (
         'model = "m"\ndtype = "fp16"',

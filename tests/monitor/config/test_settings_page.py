@@ -9,6 +9,13 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from quantwatch.config.default_rules import DEFAULT_RULES
+from quantwatch.config.recipe_parts import (
+    ActivationsConfig,
+    CalibrationConfig,
+    LayerConfig,
+    RotationConfig,
+    WeightsConfig,
+)
 from quantwatch.config.rules import RuleConfig
 from quantwatch.config.schema import (
     AlertingConfig,
@@ -43,6 +50,11 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "reference and candidates": VariantConfig,
     "[[checks.NAME.candidates]] in addition": CandidateConfig,
     "recipe": RecipeConfig,
+    "recipe.embedding": WeightsConfig,
+    "recipe.layers": LayerConfig,
+    "recipe.activations": ActivationsConfig,
+    "recipe.rotation": RotationConfig,
+    "recipe.calibration": CalibrationConfig,
     "faults": FaultConfig,
     "suite": SuiteConfig,
     "rules": RuleConfig,

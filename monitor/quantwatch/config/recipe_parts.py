@@ -1,0 +1,134 @@
+"""The parts of a quantization recipe: weights, rules per layer, activations, calibration."""
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from quantwatch.config.base import Strict
+from quantwatch.config.suites import SuiteConfig, named_suite
+
+WeightFormat = Literal[
+    "int8", "int4", "int2", "int3", "int5", "int6", "int7",
+    "uint8", "uint7", "uint6", "uint5", "uint4", "uint3", "uint2",
+]  # fmt: skip
+FloatName = Literal["float32", "bfloat16", "float16"]
+
+
+class WeightsConfig(Strict):
+    """How weight matrices are quantized."""
+
+    weights: WeightFormat = Field(
+        description="int2 … int8 (symmetric) or uint2 … uint8 (asymmetric, with a zero point)."
+    )
+    granularity: Literal["tensor", "channel", "group"] = Field(
+        description="One scale per matrix, per output channel, or per group of inputs."
+    )
+    group_size: int | None = Field(
+        default=None,
+        ge=8,
+        le=4096,
+        description='Inputs per scale; needed by and only allowed with granularity = "group".',
+    )
+    zero: Literal["integer", "float"] | None = Field(
+        default=None,
+        description="Zero point of an asymmetric format: integer (when absent) or float.",
+    )
+    clip: Literal["none", "mse"] = Field(
+        default="none", description="mse: search the range with the least squared error."
+    )
+    method: Literal["nearest", "gptq", "awq", "hqq"] = Field(
+        default="nearest",
+        description="How codes are chosen. gptq and awq need calibration, hqq a float zero.",
+    )
+    scale_dtype: FloatName = Field(
+        default="float32", description="Dtype in which scales (and float zeros) are stored."
+    )
+    rounding: Literal["nearest", "stochastic"] = Field(
+        default="nearest", description='stochastic (seeded) only with method = "nearest".'
+    )
+
+    @model_validator(mode="after")
+    def _possible(self) -> "WeightsConfig":
+        if (self.granularity == "group") != (self.group_size is not None):
+            raise ValueError(
+                'group_size is required with granularity = "group" and not allowed otherwise'
+            )
+        if self.zero is not None and not self.weights.startswith("u"):
+            raise ValueError(f"zero belongs to an asymmetric format, not to {self.weights}")
+        if self.method == "hqq" and self.zero != "float":
+            raise ValueError('method = "hqq" needs an asymmetric format with zero = "float"')
+        if self.rounding == "stochastic" and self.method != "nearest":
+            raise ValueError(f'rounding = "stochastic" is not allowed with method = {self.method}')
+        return self
+
+
+class LayerConfig(WeightsConfig):
+    """Other weights for some layers, or none."""
+
+    match: str = Field(min_length=1, description="Scopes (globs), e.g. layers.*.mlp.down_proj.")
+    weights: WeightFormat | None = Field(  # type: ignore[assignment]
+        default=None, description="Weight format; absent: these layers stay as they are."
+    )
+    granularity: Literal["tensor", "channel", "group"] = Field(
+        default="channel", description="As above."
+    )
+
+    @model_validator(mode="after")
+    def _possible(self) -> "LayerConfig":
+        if self.weights is None:
+            extra = self.model_fields_set - {"match"}
+            if extra:
+                raise ValueError(f"{', '.join(sorted(extra))} needs weights")
+            return self
+        super()._possible()  # type: ignore[operator]
+        return self
+
+
+class ActivationsConfig(Strict):
+    """How the inputs of quantized layers are quantized."""
+
+    format: WeightFormat = Field(description="int2 … int8 or uint2 … uint8.")
+    granularity: Literal["tensor", "token", "group"] = Field(
+        default="token",
+        description="One scale for all of it, per token, or per token and group of inputs.",
+    )
+    group_size: int | None = Field(default=None, ge=8, le=4096, description="Inputs per scale.")
+    static: bool = Field(
+        default=False, description="Scales from calibration, per tensor, instead of each input."
+    )
+    observer: Literal["minmax", "moving_average", "histogram", "mse", "percentile"] = Field(
+        default="minmax", description="How static scales are found."
+    )
+    clip_ratio: float = Field(
+        default=1.0, gt=0, le=1, description="Share of a dynamic range that is kept."
+    )
+
+    @model_validator(mode="after")
+    def _possible(self) -> "ActivationsConfig":
+        if (self.granularity == "group") != (self.group_size is not None):
+            raise ValueError('group_size goes with granularity = "group" and only with it')
+        if self.static and self.granularity != "tensor":
+            raise ValueError('static = true needs granularity = "tensor"')
+        return self
+
+
+class RotationConfig(Strict):
+    """Orthogonal rotations that leave the float model what it is."""
+
+    residual: bool = Field(default=True, description="The residual stream, folded into weights.")
+    values: bool = Field(default=False, description="Each head's values, folded into weights.")
+    down: bool = Field(default=False, description="Input of the down projection, done online.")
+    seed: int = Field(default=0, ge=0, description="Of the random signs.")
+    block: int | None = Field(
+        default=None, ge=2, description="Width of a block-diagonal rotation; absent: all of it."
+    )
+
+
+class CalibrationConfig(Strict):
+    """The texts on which scales are found: never those that are measured."""
+
+    suite: Annotated[SuiteConfig, BeforeValidator(named_suite)] = Field(
+        description="As a check's suite."
+    )
+    skip: int = Field(default=0, ge=0, description="Prompts or windows to leave out at the start.")
+    limit: int = Field(default=64, ge=1, description="Prompts or windows to use after that.")
