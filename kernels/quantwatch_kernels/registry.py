@@ -3,7 +3,8 @@
 A back end registers with a *predicate* that says in words why it can't do a call. The back end that
 was asked for (or the first one registered) runs if its predicate is silent; otherwise the next one
 in order of registration does, and the fallback is counted under (op, wanted, used, reason).
-`prefer` asks for a back end by name without passing it through every call.
+`prefer` asks for a back end by name without passing it through every call. A call that a back end
+does right but slower than the plain product it is there to replace is counted, too: `slow_calls`.
 """
 
 import threading
@@ -14,7 +15,17 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, ParamSpec, TypeVar
 
-__all__ = ["Fallback", "Op", "clear_fallbacks", "fallbacks", "prefer", "record_fallback"]
+__all__ = [
+    "Fallback",
+    "Op",
+    "Slow",
+    "clear_fallbacks",
+    "fallbacks",
+    "prefer",
+    "record_fallback",
+    "record_slow",
+    "slow_calls",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,7 +40,16 @@ class Fallback(NamedTuple):
     reason: str
 
 
+class Slow(NamedTuple):
+    """A call that unquantized arithmetic would have done faster."""
+
+    op: str
+    backend: str
+    reason: str
+
+
 _counts: Counter[Fallback] = Counter()
+_slow: Counter[Slow] = Counter()
 _lock = threading.Lock()
 _preferred: ContextVar[str | None] = ContextVar("preferred back end", default=None)
 
@@ -46,10 +66,23 @@ def fallbacks() -> dict[Fallback, int]:
         return dict(_counts)
 
 
+def record_slow(slow: Slow) -> None:
+    """Count a call that is right but slower than without quantization."""
+    with _lock:
+        _slow[slow] += 1
+
+
+def slow_calls() -> dict[Slow, int]:
+    """Return every slow call since the last `clear_fallbacks`, with its count."""
+    with _lock:
+        return dict(_slow)
+
+
 def clear_fallbacks() -> None:
-    """Forget all counted fallbacks."""
+    """Forget all counted fallbacks and slow calls."""
     with _lock:
         _counts.clear()
+        _slow.clear()
 
 
 @contextmanager
@@ -103,19 +136,20 @@ class Op(Generic[P, R]):
             raise ValueError(
                 f"{self.name} has no back end {wanted!r}; it has {', '.join(self.backends)}."
             )
-        reason = self._why_not(wanted, *args, **kwargs)
+        reason = self.why_not(wanted, *args, **kwargs)
         if reason is None:
             return self._backends[wanted].run(*args, **kwargs)
         for used in self.backends:
-            if used != wanted and self._why_not(used, *args, **kwargs) is None:
+            if used != wanted and self.why_not(used, *args, **kwargs) is None:
                 record_fallback(Fallback(self.name, wanted, used, reason))
                 return self._backends[used].run(*args, **kwargs)
         raise ValueError(f"{self.name}: no back end applies; {wanted}: {reason}.")
 
+    def why_not(self, backend: str, *args: P.args, **kwargs: P.kwargs) -> str | None:
+        """Say why a back end can't do a call, None when it can."""
+        why_not = self._backends[backend].why_not
+        return None if why_not is None else why_not(*args, **kwargs)
+
     def _default(self) -> str:
         preferred = _preferred.get()
         return self.backends[0] if preferred not in self._backends else str(preferred)
-
-    def _why_not(self, backend: str, *args: P.args, **kwargs: P.kwargs) -> str | None:
-        why_not = self._backends[backend].why_not
-        return None if why_not is None else why_not(*args, **kwargs)

@@ -54,7 +54,7 @@ class OutputStatistics(NamedTuple):
     """The candidate's logits at `reference_ids`, float32 [n, K]."""
 
 
-class _Heads(NamedTuple):
+class Heads(NamedTuple):
     """Dtypes of the heads' outputs, and how many ids to keep."""
 
     reference: torch.dtype
@@ -77,7 +77,7 @@ class _Raw(NamedTuple):
     candidate_ids: Tensor
 
 
-OUTPUT: Op[[Tensor, Tensor, Tensor, _Heads], _Raw] = Op("output_statistics")
+OUTPUT: Op[[Tensor, Tensor, Tensor, Heads], _Raw] = Op("output_statistics")
 
 
 def output_statistics(
@@ -98,7 +98,7 @@ def output_statistics(
     _check_targets(targets, z_ref)
     if keep < 1:
         raise ValueError(f"keep must be at least 1; it is {keep}.")
-    heads = _Heads(reference_dtype, candidate_dtype, keep)
+    heads = Heads(reference_dtype, candidate_dtype, keep)
     with torch.no_grad():
         raw = OUTPUT.run(None, z_ref, z_cand, targets.clamp_min(0), heads)
         return _assemble(z_ref, z_cand, targets, heads, raw)
@@ -123,7 +123,7 @@ def _at(z: Tensor, ids: Tensor) -> Tensor:
 
 
 @OUTPUT.register("aten")
-def _aten(z_ref: Tensor, z_cand: Tensor, targets: Tensor, heads: _Heads) -> _Raw:
+def _aten(z_ref: Tensor, z_cand: Tensor, targets: Tensor, heads: Heads) -> _Raw:
     reference_ids, candidate_ids = top_k(z_ref, heads.k), top_k(z_cand, heads.k)
     top = reference_ids[:, 0]
     parts = [_aten_chunk(a, b, t) for a, b, t in chunks(z_ref, z_cand, top)]
@@ -152,13 +152,13 @@ def _columns(e: Exact, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @OUTPUT.register("reference")
-def _reference(z_ref: Tensor, z_cand: Tensor, targets: Tensor, heads: _Heads) -> _Raw:
+def _reference(z_ref: Tensor, z_cand: Tensor, targets: Tensor, heads: Heads) -> _Raw:
     ids = [z.sort(dim=-1, descending=True, stable=True)[1][:, : heads.k] for z in (z_ref, z_cand)]
     return _Raw(*_columns(compare_exactly(z_ref, z_cand), targets), *ids)
 
 
 def _assemble(
-    z_ref: Tensor, z_cand: Tensor, targets: Tensor, heads: _Heads, raw: _Raw
+    z_ref: Tensor, z_cand: Tensor, targets: Tensor, heads: Heads, raw: _Raw
 ) -> OutputStatistics:
     ids, keep = raw.reference_ids, heads.keep
     at_reference, reference = _at(z_cand, ids), _at(z_ref, ids)
@@ -183,7 +183,7 @@ def _assemble(
     return OutputStatistics(*columns)
 
 
-def _top1_agreement(z_ref: Tensor, z_cand: Tensor, heads: _Heads, raw: _Raw) -> Tensor:
+def _top1_agreement(z_ref: Tensor, z_cand: Tensor, heads: Heads, raw: _Raw) -> Tensor:
     ours, theirs = raw.reference_ids[:, 0], raw.candidate_ids[:, 0]
     best, best_cand = _at(z_ref, ours), _at(z_cand, theirs)
     tie = best - _at(z_ref, theirs) <= spacing(best, heads.reference)

@@ -1,18 +1,33 @@
 """Quantize a model in place, and say exactly what was and what wasn't done."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from quantwatch_kernels.quantize.affine import QuantizedWeight, quantize_weight
+from quantwatch_kernels.quantize.affine import QuantizedWeight
+from quantwatch_kernels.quantize.calibrate import quantize_layers
 from quantwatch_kernels.quantize.int4_linear import INT4_LINEAR, int4_aten_why_not
 from quantwatch_kernels.quantize.int8_linear import INT8_LINEAR, int8_aten_why_not
+from quantwatch_kernels.quantize.interpose import carry_transforms
+from quantwatch_kernels.quantize.packed_embedding import (
+    PackedEmbedding,
+    install_embedding,
+    tied_heads,
+    why_not_packed_embedding,
+)
 from quantwatch_kernels.quantize.packed_linear import LOWBIT_LINEAR, LinearOp, PackedLinear
-from quantwatch_kernels.quantize.recipe import Recipe, WeightSpec
+from quantwatch_kernels.quantize.recipe import ActivationSpec, Recipe, WeightSpec
 from quantwatch_kernels.quantize.selection import Layer, Reasons, scope_names, select
+from quantwatch_kernels.quantize.stages import after_weights, before_weights
+from quantwatch_kernels.quantize.w8a8_linear import (
+    W8A8_LINEAR,
+    W8A8Linear,
+    int_mm_why_not,
+    w8a8_why_not,
+)
 from quantwatch_kernels.registry import Fallback, record_fallback
 
 __all__ = ["Execution", "QuantReport", "linear_op", "model_size", "quantize_"]
@@ -33,6 +48,8 @@ class QuantReport:
     """All parameters and buffers, tied ones once; quantized weights as packed, scales included."""
     bits_per_weight: float
     """8 · size_bytes ÷ number of parameters."""
+    notes: Reasons = ()
+    """(scope or path, what was retried, fell back or is stored otherwise than asked)."""
 
 
 def quantize_(
@@ -41,39 +58,54 @@ def quantize_(
     *,
     execution: Execution = "dequantized",
     scopes: Mapping[str, str] | None = None,
+    calibration: Sequence[Tensor] | None = None,
 ) -> QuantReport:
     """Quantize the linear layers of `model` in place; `scopes` maps module paths to their names.
+
+    `calibration` are token ids [B, T] without padding, for recipes that need activations.
 
     `dequantized` writes the quantized values into the weights, so that the model stays what it was;
     `aten` and `reference` replace each layer by a packed one. A layer that the native kernel can't
     do is computed dequantized, counted in the registry and listed in `fallbacks`. Raises ValueError
-    for an unknown execution and when not a single layer would be converted.
+    for an unknown execution, when not a single layer would be converted, when calibration is
+    missing, and for weights or activations that aren't finite. The model is then to be thrown away.
     """
     if execution not in ("dequantized", "aten", "reference"):
         raise ValueError(
             f"unknown execution {execution!r}; allowed are dequantized, aten and reference."
         )
-    selection = select(model, recipe, scope_names(model, scopes or {}))
+    names = scope_names(model, scopes or {})
+    selection = select(model, recipe, names)
     if not selection.layers:
         listed = "; ".join(f"{name}: {why}" for name, why in selection.skipped)
         raise ValueError(
             f"recipe {recipe.name} would convert no layer of the model: "
             f"{listed or 'it has no matrix'}."
         )
+    if recipe.calibrated and not calibration:
+        raise ValueError(f"recipe {recipe.name} needs calibration inputs; there are none.")
+    notes = before_weights(model, recipe, calibration, names)
     size, num_weights = model_size(model)
     fallbacks = []
-    for layer in selection.layers:
+    converted = []
+    for layer, quantized, found in quantize_layers(model, selection.layers, calibration):
         weight = layer.weight
-        quantized = quantize_weight(weight, layer.spec)
         size += quantized.num_bytes - weight.numel() * weight.element_size()
-        if reason := _install(model, layer, quantized, execution):
+        notes += [(layer.name, note) for note in found]
+        if execution != "dequantized":  # the values are in the model already
+            converted.append((layer, quantized))
+    # Only now: calibration runs on the quantized values in float, whatever computes them later.
+    for layer, quantized in converted:
+        if reason := _install(model, layer, quantized, execution, recipe.activations):
             fallbacks.append((layer.name, reason))
+    notes += after_weights(model, recipe, selection.layers, calibration, names)
     return QuantReport(
         converted=tuple(layer.name for layer in selection.layers),
         skipped=selection.skipped,
         fallbacks=tuple(fallbacks),
         size_bytes=size,
         bits_per_weight=8 * size / num_weights,
+        notes=tuple(notes),
     )
 
 
@@ -98,25 +130,63 @@ def linear_op(spec: WeightSpec) -> LinearOp:
 
 
 def _install(
-    model: nn.Module, layer: Layer, quantized: QuantizedWeight, execution: Execution
+    model: nn.Module,
+    layer: Layer,
+    quantized: QuantizedWeight,
+    execution: Execution,
+    activations: ActivationSpec | None,
 ) -> str | None:
-    """Put quantized values or a packed layer in place; returns why `execution` can't compute it."""
+    """Put quantized values or a packed layer in place; returns why `execution` can't compute it.
+
+    Where inputs are quantized by token and the weight by channel, both in 8 bits, the layer
+    multiplies the codes themselves and rounds its input itself.
+    """
     op = linear_op(layer.spec)
-    reason = None if execution == "dequantized" else _why_not(layer, op, execution)
-    if execution == "dequantized" or reason is not None:
+    embedding = isinstance(layer.module, nn.Embedding)
+    integer = None if embedding else _integer_inputs(layer, activations)
+    if execution == "dequantized":
+        reason = None
+    elif integer is not None and execution == "aten":
+        reason = int_mm_why_not()
+    else:
+        reason = _why_not(model, layer, op, execution)
+    unpackable = embedding and why_not_packed_embedding(model, layer.module) is not None
+    if execution == "dequantized" or unpackable or (reason is not None and not embedding):
         with torch.no_grad():
             layer.weight.copy_(quantized.values)
+    elif embedding:
+        # Looked up either way: what can't be computed natively is the tied head alone.
+        backend = execution if reason is None else "dequantized"
+        packed = PackedEmbedding(quantized, op, backend, layer.weight.dtype)
+        install_embedding(model, layer.path, packed)
     else:
-        linear = PackedLinear(quantized, layer.bias, op, execution)
+        if integer is None:
+            linear = PackedLinear(quantized, layer.bias, op, execution)
+        else:
+            linear = W8A8Linear(quantized, layer.bias, integer, execution)
+        carry_transforms(layer.module, linear)
         model.set_submodule(layer.path, linear.train(model.training))
     if reason is not None:
-        record_fallback(Fallback(op.name, execution, "dequantized", reason))
+        name = op.name if integer is None else W8A8_LINEAR.name
+        record_fallback(Fallback(name, execution, "dequantized", reason))
     return reason
 
 
-def _why_not(layer: Layer, op: LinearOp, execution: Execution) -> str | None:
+def _integer_inputs(layer: Layer, activations: ActivationSpec | None) -> ActivationSpec | None:
+    """Return how inputs are quantized if that allows a product in integers, else None."""
+    if activations is None or layer.expert is not None or layer.weight.device.type != "cpu":
+        return None
+    reason = w8a8_why_not(layer.weight.shape[1], layer.spec, activations)
+    return activations if reason is None else None
+
+
+def _why_not(model: nn.Module, layer: Layer, op: LinearOp, execution: Execution) -> str | None:
     if isinstance(layer.module, nn.Embedding):
-        return "an embedding is looked up, not multiplied"
+        reason = why_not_packed_embedding(model, layer.module)
+        if reason is not None or not tied_heads(model, layer.module):
+            return reason
+    if layer.expert is not None:
+        return "stacked experts are multiplied in floats"
     if execution == "reference":
         return None
     weight = layer.weight

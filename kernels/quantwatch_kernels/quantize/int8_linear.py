@@ -1,9 +1,14 @@
-"""Linear layer with int8 weights: per channel natively, per group by dequantizing."""
+"""Linear layer with int8 weights: per channel natively, per group by dequantizing.
+
+Per decoder block of SmolLM2-135M the native kernel is 1.9 × as fast as bfloat16 `F.linear` for one
+row, 1.05 × for 10, 0.9 × for 14. See `by_rows`.
+"""
 
 import torch
 from torch import Tensor
 
 from quantwatch_kernels.quantize.affine import QuantizedWeight
+from quantwatch_kernels.quantize.by_rows import count_if_slow, register_by_rows
 from quantwatch_kernels.quantize.packed_linear import (
     LinearOp,
     PackedLinear,
@@ -13,8 +18,10 @@ from quantwatch_kernels.quantize.packed_linear import (
 from quantwatch_kernels.quantize.recipe import WeightSpec
 from quantwatch_kernels.registry import Op
 
-__all__ = ["INT8_LINEAR", "int8_aten_why_not"]
+__all__ = ["FAST_ROWS", "INT8_LINEAR", "int8_aten_why_not"]
 
+FAST_ROWS = 10
+"""Up to so many rows the native kernel is faster than bfloat16 `F.linear`."""
 INT8_LINEAR: LinearOp = Op("int8_linear")
 
 
@@ -44,10 +51,18 @@ def _native(weight: QuantizedWeight) -> tuple[Tensor, ...]:
 
 @INT8_LINEAR.register("aten", _why_not)
 def _aten(x: Tensor, weight: PackedLinear, bias: Tensor | None) -> Tensor:
+    count_if_slow("int8_linear", x, FAST_ROWS)
     codes, scales = weight.native(_native)
     y = torch._weight_int8pack_mm(flat_bfloat16(x), codes, scales)
     y = y.view(*x.shape[:-1], weight.out_features).to(x.dtype)
-    return y if bias is None else y + bias
+    return y if bias is None else (y + bias).to(x.dtype)
 
 
+def _values(weight: QuantizedWeight) -> tuple[Tensor, ...]:
+    """Return what the native kernel multiplies with, rounded to bfloat16 [out, in]."""
+    codes, scales = _native(weight)
+    return ((codes.float() * scales[:, None].float()).to(torch.bfloat16),)
+
+
+register_by_rows(INT8_LINEAR, _aten, _why_not, _values, FAST_ROWS)
 register_float_backends(INT8_LINEAR)

@@ -7,6 +7,7 @@ with the quantized values; `reference` is that in float64.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,23 @@ from quantwatch_kernels.quantize.qparams import QParams
 from quantwatch_kernels.quantize.recipe import WeightSpec
 from quantwatch_kernels.registry import Op
 
-__all__ = ["LOWBIT_LINEAR", "LinearOp", "PackedLinear", "flat_bfloat16", "register_float_backends"]
+__all__ = [
+    "LOWBIT_LINEAR",
+    "Buffers",
+    "LinearOp",
+    "PackedLike",
+    "PackedLinear",
+    "flat_bfloat16",
+    "register_float_backends",
+]
+
+
+class Buffers(NamedTuple):
+    """What a packed layer stores; see PackedLinear."""
+
+    weight_packed: Tensor
+    scales: Tensor
+    zeros: Tensor | None
 
 
 class PackedLinear(nn.Module):
@@ -40,15 +57,36 @@ class PackedLinear(nn.Module):
     ) -> None:
         """Pack a quantized weight [out, in]; `backend` None is the first one of `op`."""
         super().__init__()
-        self.spec: WeightSpec = weight.spec
-        self.out_features, self.in_features = weight.codes.shape
+        self._describe(weight.spec, weight.codes.shape[1], op, backend)
+        packed = pack(weight.codes, self.spec.format)
+        zeros = self._pack_zeros(weight.qparams.zeros)
+        self._hold(Buffers(packed, weight.qparams.scales.contiguous(), zeros), bias)
+
+    @classmethod
+    def of_buffers(
+        cls, buffers: "Buffers", like: "PackedLike", bias: nn.Parameter | None = None
+    ) -> Self:
+        """Build a layer around buffers that are packed already, as a checkpoint is loaded."""
+        self = cls.__new__(cls)
+        nn.Module.__init__(self)
+        self._describe(like.spec, like.in_features, like.op, like.backend)
+        self._hold(buffers, bias)
+        return self
+
+    def _describe(
+        self, spec: WeightSpec, in_features: int, op: "LinearOp", backend: str | None
+    ) -> None:
+        self.spec: WeightSpec = spec
+        self.in_features = in_features
         self.op = op
         self.backend = backend
-        self.register_buffer("weight_packed", pack(weight.codes, self.spec.format))
-        self.register_buffer("scales", weight.qparams.scales.contiguous())
-        self.register_buffer("zeros", self._pack_zeros(weight.qparams.zeros))
+        self._native: dict[Callable[[QuantizedWeight], tuple[Tensor, ...]], tuple[Tensor, ...]] = {}
+
+    def _hold(self, buffers: "Buffers", bias: nn.Parameter | None) -> None:
+        self.out_features = len(buffers.weight_packed)
+        for name, buffer in buffers._asdict().items():
+            self.register_buffer(name, buffer)
         self.register_parameter("bias", bias)
-        self._native: tuple[Tensor, ...] | None = None
 
     @property
     def group_size(self) -> int:
@@ -61,10 +99,10 @@ class PackedLinear(nn.Module):
         return QuantizedWeight(codes, QParams(self.scales, self._unpack_zeros()), self.spec)
 
     def native(self, make: Callable[[QuantizedWeight], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Return the layout of an instruction set, made on first use and never saved."""
-        if self._native is None:
-            self._native = make(self.quantized())
-        return self._native
+        """Return the layout that `make` makes, made on first use and never saved."""
+        if make not in self._native:
+            self._native[make] = make(self.quantized())
+        return self._native[make]
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply activations [.., in] of any float dtype; the result has their dtype."""
@@ -79,8 +117,8 @@ class PackedLinear(nn.Module):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PackedLinear":
-        """Forget the native layout when the buffers move or change dtype."""
-        self._native = None
+        """Forget native layouts when the buffers move or change dtype."""
+        self._native.clear()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
@@ -95,12 +133,22 @@ class PackedLinear(nn.Module):
         return unpack(self.zeros, self.spec.format, self.scales.shape[1])
 
 
+class PackedLike(NamedTuple):
+    """What a packed layer is apart from its buffers."""
+
+    spec: WeightSpec
+    in_features: int
+    op: "LinearOp"
+    backend: str | None = None
+
+
 LinearOp = Op[[Tensor, PackedLinear, Tensor | None], Tensor]
 """(input [.., in], weight, bias) → [.., out] in the input's dtype."""
 
 
 def _dequantized(x: Tensor, weight: PackedLinear, bias: Tensor | None) -> Tensor:
-    return nn.functional.linear(x, weight.quantized().values.to(x.dtype), bias)
+    added = None if bias is None else bias.to(x.dtype)
+    return nn.functional.linear(x, weight.quantized().values.to(x.dtype), added)
 
 
 def _reference(x: Tensor, weight: PackedLinear, bias: Tensor | None) -> Tensor:
@@ -121,4 +169,8 @@ register_float_backends(LOWBIT_LINEAR)
 
 def flat_bfloat16(x: Tensor) -> Tensor:
     """Return activations as the contiguous bfloat16 matrix that the native kernels want."""
-    return x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous()
+    flat = x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    if not flat.numel():
+        # Without elements any strides pass for contiguous; the kernels look at the strides.
+        return flat.new_empty(flat.shape, dtype=torch.bfloat16)
+    return flat.to(torch.bfloat16).contiguous()

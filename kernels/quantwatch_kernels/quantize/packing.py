@@ -3,6 +3,9 @@
 Code j of a row takes bits j·b … (j + 1)·b − 1, lowest bit first, and the row ends on a whole byte
 (the rest is 0). For 4 bits that is: low nibble = even index. Negative codes are in two's
 complement. This is the canonical, storable form; layouts of an instruction set live in memory only.
+
+Eight codes are b bytes, at most 56 bits: they are put together in one int64 and taken apart again,
+which touches an eighth of the memory that single bits would.
 """
 
 import torch
@@ -23,15 +26,14 @@ def pack(codes: Tensor, fmt: IntFormat) -> Tensor:
         )
     if fmt.bits == 8:
         return codes.contiguous().view(torch.uint8)
-    weights = torch.arange(fmt.bits, device=codes.device)
-    bits = (codes.to(torch.int16).unsqueeze(-1) >> weights) & 1
-    bits = bits.flatten(-2).to(torch.uint8)
-    bits = torch.nn.functional.pad(bits, (0, -bits.shape[-1] % 8))
-    places = torch.arange(8, device=codes.device, dtype=torch.uint8)
-    packed: Tensor = (bits.view(*bits.shape[:-1], bits.shape[-1] // 8, 8) << places).sum(
-        -1, dtype=torch.uint8
-    )
-    return packed
+    columns, mask = codes.shape[-1], (1 << fmt.bits) - 1
+    eights = _in_parts(codes, 8)
+    word = torch.zeros(eights.shape[:-1], dtype=torch.int64, device=codes.device)
+    for i in range(8):
+        word |= (eights[..., i].to(torch.int64) & mask) << (fmt.bits * i)
+    parts = [((word >> (8 * j)) & 255).to(torch.uint8) for j in range(fmt.bits)]
+    packed = torch.stack(parts, -1).flatten(-2)
+    return packed[..., : (columns * fmt.bits + 7) // 8].contiguous()
 
 
 def unpack(packed: Tensor, fmt: IntFormat, columns: int) -> Tensor:
@@ -44,13 +46,20 @@ def unpack(packed: Tensor, fmt: IntFormat, columns: int) -> Tensor:
         )
     if fmt.bits == 8:
         return packed.view(fmt.storage)
-    places = torch.arange(8, device=packed.device, dtype=torch.uint8)
-    bits = ((packed.unsqueeze(-1) >> places) & 1).flatten(-2)[..., : columns * fmt.bits]
-    weights = torch.arange(fmt.bits, device=packed.device, dtype=torch.uint8)
-    codes: Tensor = (bits.reshape(*bits.shape[:-1], columns, fmt.bits) << weights).sum(
-        -1, dtype=torch.uint8
-    )
+    parts = _in_parts(packed, fmt.bits)
+    word = torch.zeros(parts.shape[:-1], dtype=torch.int64, device=packed.device)
+    for j in range(fmt.bits):
+        word |= parts[..., j].to(torch.int64) << (8 * j)
+    mask = (1 << fmt.bits) - 1
+    fields = [((word >> (fmt.bits * i)) & mask).to(torch.uint8) for i in range(8)]
+    codes = torch.stack(fields, -1).flatten(-2)[..., :columns].contiguous()
     if not fmt.symmetric:
         return codes
     sign = 1 << (fmt.bits - 1)  # uint8 doesn't sign-extend: the upper half is negative
     return (codes.to(torch.int8) ^ sign) - sign
+
+
+def _in_parts(values: Tensor, size: int) -> Tensor:
+    """Return [.., ⌈n/size⌉, size], filled up with zeros."""
+    padded = torch.nn.functional.pad(values, (0, -values.shape[-1] % size))
+    return padded.reshape(*values.shape[:-1], padded.shape[-1] // size, size)

@@ -123,4 +123,7 @@ def storable(scales: Tensor, dtype: torch.dtype) -> Tensor:
     scales = torch.where(torch.isfinite(scales), scales, torch.nan)
     if dtype == torch.float16 and bool(((scales < _FP16_NORMAL) | (scales > _FP16_MAX)).any()):
         return scales
-    return scales.to(dtype)
+    stored = scales.to(dtype)
+    # Rounding may leave the dtype's range: bfloat16 has no subnormal of float32's last 16 bits.
+    stored = torch.where(stored == 0, 1.0, stored)
+    return torch.where(stored.isinf(), torch.finfo(dtype).max, stored)

@@ -1,14 +1,14 @@
 """Which matrices of a model a recipe converts, and why every other one stays."""
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from quantwatch_kernels.quantize.recipe import Recipe, WeightSpec
 
-__all__ = ["Layer", "Reasons", "Selection", "scope_names", "select"]
+__all__ = ["Layer", "Reasons", "Selection", "scope_names", "scoped", "select"]
 
 Reasons = tuple[tuple[str, str], ...]
 """(scope or path, reason) pairs."""
@@ -18,22 +18,36 @@ _ROUTER_NAMES = frozenset({"router", "gate", "shared_expert_gate"})
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A matrix to convert: where it is, what it is called, how; its weight as [out, in]."""
+    """A matrix to convert: where it is, what it is called, how; its weight as [out, in].
+
+    Of stacked experts [E, out, in] each is a matrix of its own, with the number `expert`.
+    """
 
     path: str
     name: str
     module: nn.Module
     spec: WeightSpec
+    parameter: str = "weight"
+    expert: int | None = None
+
+    @property
+    def key(self) -> str:
+        """Where it is, unlike any other: the path, for an expert its number and parameter too."""
+        return self.path if self.expert is None else f"{self.path}.{self.expert}.{self.parameter}"
 
     @property
     def transposed(self) -> bool:
         """Whether the module stores its weight as [in, out]."""
-        return type(self.module).__name__ == "Conv1D"
+        if self.expert is None:
+            return type(self.module).__name__ == "Conv1D"
+        return bool(getattr(self.module, "is_transposed", False))
 
     @property
     def weight(self) -> Tensor:
         """The weight [out, in], sharing memory with the module's."""
-        weight = self.module.get_parameter("weight").detach()
+        weight = self.module.get_parameter(self.parameter).detach()
+        if self.expert is not None:
+            weight = weight[self.expert]
         return weight.T if self.transposed else weight
 
     @property
@@ -62,22 +76,62 @@ def scope_names(model: nn.Module, scopes: Mapping[str, str]) -> dict[str, str]:
     return names
 
 
+def scoped(path: str, names: Mapping[str, str]) -> str:
+    """Name a path inside a named module after it: layers.0.mlp + .experts."""
+    parts = path.split(".")
+    for count in range(len(parts), 0, -1):
+        place = ".".join(parts[:count])
+        if names.get(place, place) != place:
+            return ".".join([names[place], *parts[count:]])
+    return path
+
+
 def select(model: nn.Module, recipe: Recipe, names: Mapping[str, str]) -> Selection:
     """Sort every parameter that is no vector into converted and skipped."""
     owners = _owners(model)
-    layers, skipped = [], []
+    find_table = getattr(model, "get_input_embeddings", None)
+    table = find_table() if callable(find_table) else None
+    layers: list[Layer] = []
+    skipped: list[tuple[str, str]] = []
     for path, module in model.named_modules():
         for parameter_name, parameter in module.named_parameters(recurse=False):
             if parameter.ndim < 2:
                 continue
-            place = _Place(path, names[path], module)
-            spec = _decide(place, parameter, recipe, owners)
-            if isinstance(spec, WeightSpec):
-                layers.append(Layer(path, names[path], module, spec))
-            else:
-                suffix = "" if parameter_name == "weight" else f".{parameter_name}"
-                skipped.append((f"{names[path]}{suffix}", spec))
+            reasons = []
+            for place in _places(path, module, parameter_name, names):
+                spec = _decide(place, parameter, recipe, owners, module is table)
+                if isinstance(spec, WeightSpec):
+                    layer = Layer(path, place.name, module, spec, parameter_name, place.expert)
+                    layers.append(layer)
+                else:
+                    reasons.append((place.name, spec))
+            skipped += _together(reasons, f"{names[path]}.{parameter_name}", len(parameter))
     return Selection(tuple(layers), tuple(skipped))
+
+
+def _places(
+    path: str, module: nn.Module, parameter: str, names: Mapping[str, str]
+) -> Iterator["_Place"]:
+    """Yield where a parameter is; each expert of a stack is a place of its own."""
+    value = module.get_parameter(parameter)
+    if value.ndim != 3 or not _holds_experts(path, module):
+        suffix = "" if parameter == "weight" else f".{parameter}"
+        yield _Place(f"{path}{suffix}", f"{names[path]}{suffix}", module)
+        return
+    for expert in range(len(value)):
+        suffix = f".{expert}.{parameter}"
+        whole = scoped(path, names)
+        yield _Place(f"{path}{suffix}", f"{whole}{suffix}", module, expert, f"{whole}.{parameter}")
+
+
+def _holds_experts(path: str, module: nn.Module) -> bool:
+    return "experts" in _last(path) or hasattr(module, "num_experts")
+
+
+def _together(reasons: list[tuple[str, str]], stack: str, count: int) -> list[tuple[str, str]]:
+    """Report a stack of which nothing is converted, for one reason, in one line."""
+    same = len(reasons) == count > 1 and len({reason for _, reason in reasons}) == 1
+    return [(stack, reasons[0][1])] if same else reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +139,17 @@ class _Place:
     path: str
     name: str
     module: nn.Module
+    expert: int | None = None
+    stack: str = ""
 
     @property
     def aliases(self) -> set[str]:
-        """What a glob may match: scope and path, and the last component of each."""
+        """What a glob may match: scope and path, and the last component of each.
+
+        Of an expert its stack's name as well: layers.0.mlp.experts.down_proj.
+        """
         found = {text for whole in (self.name, self.path) for text in (whole, _last(whole))}
+        found |= {self.stack} if self.stack else set()
         return found | ({"router"} if _last(self.path) in _ROUTER_NAMES else set())
 
 
@@ -107,13 +167,20 @@ def _address(parameter: nn.Parameter) -> int:
 
 
 def _decide(
-    place: _Place, parameter: nn.Parameter, recipe: Recipe, owners: Mapping[int, list[str]]
+    place: _Place,
+    parameter: nn.Parameter,
+    recipe: Recipe,
+    owners: Mapping[int, list[str]],
+    looks_up_tokens: bool,
 ) -> WeightSpec | str:
     """Return how a matrix is converted, or the reason why it isn't."""
-    others = [path for path in owners[_address(parameter)] if path != place.path]
+    holders = owners[_address(parameter)]
+    others = [path for path in holders if path != place.path] if len(holders) > 1 else []
     if isinstance(place.module, nn.Embedding):
+        if not looks_up_tokens:
+            return "only the embedding of tokens is ever quantized"
         return recipe.embedding or "embeddings stay unless the recipe has a format for them"
-    if reason := _why_impossible(place.module, parameter):
+    if reason := _why_impossible(place, parameter):
         return reason
     excluding = _excluded_by(place, recipe)
     if excluding is not None and not (others and recipe.embedding):
@@ -124,12 +191,12 @@ def _decide(
     return "kept by a rule of the recipe" if spec is None else spec
 
 
-def _why_impossible(module: nn.Module, parameter: nn.Parameter) -> str | None:
-    if parameter.ndim == 3:
-        return f"stacked weights of shape {list(parameter.shape)} are not supported yet"
-    linear = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-    if not linear or parameter.ndim != 2:
-        return f"{type(module).__name__} is not a linear layer"
+def _why_impossible(place: _Place, parameter: nn.Parameter) -> str | None:
+    if parameter.ndim == 3 and place.expert is None:
+        return f"stacked weights of shape {list(parameter.shape)} aren't known to be experts"
+    linear = isinstance(place.module, nn.Linear) or type(place.module).__name__ == "Conv1D"
+    if parameter.ndim > 3 or (place.expert is None and not linear):
+        return f"{type(place.module).__name__} is not a linear layer"
     if not parameter.is_floating_point():
         return f"its weight is already stored as {parameter.dtype}"
     return None

@@ -20,6 +20,7 @@ from quantwatch.cli import (
     demo,
     doctor,
     endpoints,
+    kernels,
     report,
     runs,
     schedule,
@@ -54,6 +55,7 @@ app.add_typer(db.app, name="db")
 app.add_typer(alerts.app, name="alerts")
 app.add_typer(deliveries.app, name="deliveries")
 app.add_typer(endpoints.app, name="endpoints")
+app.add_typer(kernels.app, name="kernels")
 
 
 def _version(wanted: bool) -> None:

@@ -124,6 +124,9 @@ class RotationConfig(Strict):
     )
 
 
+Selection = Literal["first", "random", "entropy-attention", "hierarchical", "coverage", "extremes"]
+
+
 class CalibrationConfig(Strict):
     """The texts on which scales are found: never those that are measured."""
 
@@ -132,3 +135,15 @@ class CalibrationConfig(Strict):
     )
     skip: int = Field(default=0, ge=0, description="Prompts or windows to leave out at the start.")
     limit: int = Field(default=64, ge=1, description="Prompts or windows to use after that.")
+    selection: Selection = Field(
+        default="first",
+        description="Which of them: first (in order), or limit of all the rest of the suite by "
+        "random, entropy-attention, hierarchical, coverage or extremes.",
+    )
+    seed: int = Field(default=0, ge=0, description="Of the draw that random and hierarchical make.")
+
+    @model_validator(mode="after")
+    def _drawn(self) -> "CalibrationConfig":
+        if "seed" in self.model_fields_set and self.selection not in ("random", "hierarchical"):
+            raise ValueError(f"seed is not allowed with selection = {self.selection!r}: no draw")
+        return self

@@ -9,6 +9,7 @@ from quantwatch.config.schema import VariantConfig
 from quantwatch.models.checkpoint import read_config, tensor_shapes, weight_files
 from quantwatch.models.gguf_header import read_gguf_header
 from quantwatch.models.hub import cached_folder
+from quantwatch.models.quantized import OURS
 from quantwatch.models.quiet import explained
 from quantwatch.models.sources import resolve_source
 
@@ -41,7 +42,12 @@ def estimate_bytes(config: VariantConfig, base_dir: Path) -> int | None:
 
 def _folder_bytes(folder: Path, width: int) -> int:
     total = sum(_file_bytes(path, width) for path in weight_files(folder))
-    method = (read_config(folder).get("quantization_config") or {}).get("quant_method")
+    described = read_config(folder).get("quantization_config") or {}
+    method = described.get("quant_method")
+    if method == OURS and described.get("execution") == "dequantized":
+        # Unpacked layer by layer, so the packed ones lie beside at the start.
+        unpacked: int = sum(prod(layer["shape"]) for layer in described["layers"].values())
+        return total + width * unpacked
     # compressed-tensors weights are unpacked beside their scales before the first forward pass.
     return total + _unpacked_bytes(folder, width) if method == "compressed-tensors" else total
 

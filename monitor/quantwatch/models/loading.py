@@ -1,12 +1,11 @@
 """From a variant's configuration to a model that is ready to be measured."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from quantwatch.config.recipes import recipe_config
 from quantwatch.config.schema import FaultConfig, RecipeConfig, VariantConfig
@@ -21,9 +20,11 @@ from quantwatch.models.quantized import count_weights, settle, stored_bytes
 from quantwatch.models.quiet import quiet
 from quantwatch.models.recipes import (
     Calibrate,
+    CalibrationInputs,
     apply_recipe,
     calibration_inputs,
     fallback_notes,
+    stage_notes,
 )
 from quantwatch.models.shapes import context_length, real_ids
 from quantwatch.models.sources import resolve_source
@@ -39,7 +40,7 @@ class _Changes:
     recipe: RecipeConfig | None = None
     execution: Execution = "dequantized"
     faults: tuple[FaultConfig, ...] = ()
-    inputs: Sequence[Tensor] | None = None
+    inputs: CalibrationInputs | None = None
     """What the recipe is calibrated on."""
 
 
@@ -83,7 +84,7 @@ def load_variant(
         if recipe is None:
             del described["execution"]
         described |= {"kind": source.kind, "resolved": opened.resolved}
-        inputs = recipe and calibration_inputs(recipe, opened.tokenizer, calibrate)
+        inputs = recipe and calibration_inputs(recipe, opened.module, opened.tokenizer, calibrate)
         changes = _Changes(recipe, config.execution, config.faults, inputs or None)
         return _finish(name, opened, changes, described)
 
@@ -159,7 +160,8 @@ def _change(opened: Opened, changes: _Changes, anatomy: Anatomy, dtype: torch.dt
     packs = changes.execution != "dequantized"
     early = tuple(fault for fault in faults if packs and fault.scale is not None)
     notes = plant(module, anatomy, early)
-    applied = apply_recipe(module, changes.recipe, changes.execution, anatomy, changes.inputs)
+    inputs = changes.inputs or CalibrationInputs(())
+    applied = apply_recipe(module, changes.recipe, changes.execution, anatomy, inputs.ids or None)
     report = applied.report
     packed = frozenset(report.converted) - dict(report.fallbacks).keys() if packs else frozenset()
     late = tuple(fault for fault in faults if fault not in early)
@@ -168,7 +170,10 @@ def _change(opened: Opened, changes: _Changes, anatomy: Anatomy, dtype: torch.dt
         report.size_bytes,
         report.bits_per_weight,
         report.skipped,
-        (*notes, *report.notes, *fallback_notes(report), *plant(module, anatomy, late, packed)),
+        (
+            *(*inputs.notes, *notes, *stage_notes(report), *fallback_notes(report)),
+            *plant(module, anatomy, late, packed),
+        ),
         applied.calibration_sha,
     )
 
@@ -182,7 +187,8 @@ def _as_stored(opened: Opened, dtype: torch.dtype) -> _Figures:
     bits = 8 * size / max(count_weights(opened.module), 1)
     if opened.method is None:
         return _Figures(str(dtype).removeprefix("torch."), size, bits)
-    return _Figures(opened.method, size, bits, notes=settle(opened.module, opened.method))
+    notes = settle(opened.module, opened.method, opened.dtype)
+    return _Figures(opened.method, size, bits, notes=notes)
 
 
 def _fingerprint(

@@ -11,6 +11,9 @@ from torch import nn
 
 from quantwatch.errors import ModelError
 
+OURS = "quantwatch"
+"""The method that `quantwatch_kernels.quantize.hf_quantizer` registers."""
+
 # Method as transformers calls it → (importable package, what to install).
 _PACKAGES = {
     "compressed-tensors": ("compressed_tensors", "quantwatch[compressed-tensors]"),
@@ -52,6 +55,9 @@ def check_quantizer(location: str, method: str) -> None:
     """
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
+    if method == OURS:
+        # Registers itself with transformers.
+        import quantwatch_kernels.quantize.hf_quantizer  # noqa: F401
     known = sorted({name.split("_")[0] for name in AUTO_QUANTIZATION_CONFIG_MAPPING})
     if method not in AUTO_QUANTIZATION_CONFIG_MAPPING and method not in known:
         raise ModelError(
@@ -73,13 +79,17 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def settle(module: nn.Module, method: str) -> tuple[str, ...]:
+def settle(module: nn.Module, method: str, dtype: torch.dtype | None) -> tuple[str, ...]:
     """Bring a quantized module into the state in which it is measured; return notes.
 
     compressed-tensors unpacks its weights at the first forward pass, which would change the module
-    under the hooks: it is done here. bitsandbytes logs a line per layer and forward: switched off.
-    What a library computes in fewer bits than it is given is noted.
+    under the hooks: it is done here. Our own packed weights would be unpacked at every pass: it is
+    done once, unless a native kernel multiplies them or the module is the caller's (`dtype` None).
+    bitsandbytes logs a line per layer and forward: switched off. What a library computes in fewer
+    bits than it is given is noted.
     """
+    if method == OURS:
+        return _settle_ours(module, dtype)
     compressor = getattr(getattr(module, "hf_quantizer", None), "compressor", None)
     if compressor is not None and hasattr(module, "ct_decompress_hook"):
         compressor.decompress_model(module)
@@ -92,6 +102,17 @@ def settle(module: nn.Module, method: str) -> tuple[str, ...]:
     if any(getattr(part, "support_avx512bf16_for_cpu", False) for part in module.modules()):
         return ("bitsandbytes computes 4-bit layers in bfloat16 on this processor",)
     return ()
+
+
+def _settle_ours(module: nn.Module, dtype: torch.dtype | None) -> tuple[str, ...]:
+    from quantwatch_kernels.quantize.checkpoint import unpack_
+
+    settings: Any = getattr(module, "config", None)
+    execution = settings.quantization_config.execution
+    if execution != "dequantized" or dtype is None:
+        return (f"packed weights are computed by the back end {execution!r}",)
+    unpack_(module, dtype)
+    return ("packed weights are unpacked in memory and computed in floats",)
 
 
 def leaf_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -32,8 +32,17 @@ from quantwatch_kernels.quantize.recipe import (
     WeightSpec,
 )
 
-Calibrate = Callable[[CalibrationConfig, Any], Sequence[Tensor]]
-"""(calibration, tokenizer) → token ids, int64 [1, T] per prompt; given by the pipeline."""
+
+@dataclass(frozen=True, slots=True)
+class CalibrationInputs:
+    """Token ids, int64 [1, T] per prompt, and what is to be said of their choice."""
+
+    ids: Sequence[Tensor]
+    notes: tuple[str, ...] = ()
+
+
+Calibrate = Callable[[CalibrationConfig, nn.Module, Any], CalibrationInputs]
+"""(calibration, model before quantization, tokenizer) → inputs; given by the pipeline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +74,15 @@ def apply_recipe(
 
 
 def calibration_inputs(
-    config: RecipeConfig, tokenizer: Any, calibrate: Calibrate | None
-) -> Sequence[Tensor] | None:
+    config: RecipeConfig, module: nn.Module, tokenizer: Any, calibrate: Calibrate | None
+) -> CalibrationInputs | None:
     """Return the inputs that a recipe is calibrated on, None if it needs none."""
     if config.calibration is None:
         return None
     if calibrate is None:
         raise ModelError("the recipe needs calibration texts, which nobody gave")
-    return calibrate(config.calibration, tokenizer)
+    with explained("calibration"):
+        return calibrate(config.calibration, module, tokenizer)
 
 
 def _scoped(name: str, scopes: Mapping[str, str]) -> str:
@@ -89,6 +99,15 @@ def fallback_notes(report: QuantReport) -> tuple[str, ...]:
         f"computed dequantized, since {reason}: "
         + shorten([scope for scope, other in report.fallbacks if other == reason])
         for reason in reasons
+    )
+
+
+def stage_notes(report: QuantReport) -> tuple[str, ...]:
+    """Say what quantizing noted, each remark once with the places it is about."""
+    remarks = dict.fromkeys(remark for _, remark in report.notes)
+    return tuple(
+        f"{shorten([place for place, other in report.notes if other == remark])}: {remark}"
+        for remark in remarks
     )
 
 

@@ -19,6 +19,7 @@ from quantwatch.store.tables import (
     EpisodeRow,
     EventRow,
     FailedTaskRow,
+    KernelBatchRow,
     MeasurementRow,
     NoiseFloorRow,
     RunAttemptRow,
@@ -57,7 +58,10 @@ def orphan_tasks(session: Session, going: Going) -> Iterator[Task]:
         exists().where(RunRow.reference_variant_id == VariantRow.id, ~runs),
         exists().where(RunCandidateRow.variant_id == VariantRow.id, ~candidates),
     )
-    environments = exists().where(RunRow.environment_id == EnvironmentRow.id, ~runs)
+    environments = or_(
+        exists().where(RunRow.environment_id == EnvironmentRow.id, ~runs),
+        exists().where(KernelBatchRow.environment_id == EnvironmentRow.id),
+    )
     readable = exists().where(VariantRow.tokenizer_sha == VocabularyRow.tokenizer_sha, used)
     yield Task("orphans", SuiteRow, ~suites, alone=True)
     yield Task("orphans", VocabularyRow, ~readable, alone=True)

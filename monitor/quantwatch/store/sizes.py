@@ -23,6 +23,7 @@ _TIER = {
     **dict.fromkeys(("run", "run_candidate", "rule_evaluation", "episode"), RUNS),
     **dict.fromkeys(("run_attempt", "event", "delivery", "delivery_attempt"), LOGS),
     **dict.fromkeys(("failed_task", "audit", "trigger_key", "silence", "component"), LOGS),
+    **dict.fromkeys(("kernel_batch", "kernel_case", "kernel_speed"), LOGS),
 }
 _WINDOW = timedelta(days=30)
 _WEEK = 7.0

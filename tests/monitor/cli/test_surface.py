@@ -55,6 +55,13 @@ SURFACE = {
     "endpoints list": "--json",
     "endpoints secret": "",
     "endpoints test": "name",
+    "kernels allocate": "--calibrate-on --calibration-windows --clip --embedding --formats --json "
+    "--method --out --probe --scale-dtype --target-bpw --text --threads --tokens --windows model",
+    "kernels bench": "--json --no-store --out --quick --rounds --store --threads",
+    "kernels bounds": "--json --model --out --quick --recipe --threads",
+    "kernels off-grid": "--out --seed --threads model",
+    "kernels table": "--json --model --out --quick --seed --text --threads --windows name",
+    "kernels test": "--device --json --no-store --op --out --quick --store --threads",
     "report": "--format --output run",
     "runs cancel": "--reason run",
     "runs diff": "--json after before",
@@ -98,8 +105,9 @@ def test_commands_and_options_are_frozen() -> None:
         # Typer itself takes pydantic for the limits of numbers.
         (["compare", "--help"], HEAVY),
         (["check", "run", "--help"], HEAVY),
+        (["kernels", "table", "--help"], HEAVY),
     ],
-    ids=["root", "compare", "check run"],
+    ids=["root", "compare", "check run", "kernels table"],
 )
 def test_help_loads_nothing_heavy(words: list[str], heavy: tuple[str, ...]) -> None:
     """torch alone takes seconds: --help answers at once because it isn't imported."""

@@ -205,3 +205,83 @@ def test_missing_library_names_the_extra(
     monkeypatch.setattr("quantwatch.models.quantized._is_installed", lambda _: False)
     with pytest.raises(ModelError, match=r"run `pip install 'quantwatch\[bitsandbytes\]'`"):
         load(folder)
+
+
+def _ours(make_folder: Any, tmp_path: Path, execution: str = "dequantized") -> Path:
+    """A checkpoint of the plug-in: int5 linears, int6 embedding with its tied head."""
+    from transformers import AutoModelForCausalLM
+
+    from quantwatch_kernels.formats import INT_FORMATS
+    from quantwatch_kernels.quantize.hf_quantizer import QuantwatchConfig
+    from quantwatch_kernels.quantize.recipe import PerChannel, PerGroup, Recipe, WeightSpec
+
+    plain = make_folder("plain", tie_word_embeddings=True)
+    recipe = Recipe(
+        WeightSpec(INT_FORMATS["int5"], PerGroup(16)),
+        embedding=WeightSpec(INT_FORMATS["int6"], PerChannel()),
+    )
+    config = QuantwatchConfig(recipe, execution)  # type: ignore[arg-type]
+    with quiet():
+        model = AutoModelForCausalLM.from_pretrained(plain, quantization_config=config)
+        model.save_pretrained(tmp_path / "ours")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "ours" / name).write_bytes((plain / name).read_bytes())
+    return tmp_path / "ours"
+
+
+def test_our_own_checkpoint_is_computed_on_its_own_values(
+    tmp_path: Path, make_folder: Any, load: Any
+) -> None:
+    """Catches our format refused, read as floats, untied, or unpacked at every forward pass."""
+    folder = _ours(make_folder, tmp_path)
+    model = load(folder)
+    from quantwatch_kernels.formats import INT_FORMATS
+    from quantwatch_kernels.quantize.packing import unpack
+
+    stored, twin = load_file(folder / "model.safetensors"), load(tmp_path / "plain").module
+    for name, module in twin.named_modules():
+        packed = stored.get(f"{name}.weight_packed")
+        if packed is None:
+            continue
+        fmt = INT_FORMATS["int6" if name.endswith("embed_tokens") else "int5"]
+        columns = module.weight.shape[1]
+        scales = stored[f"{name}.scales"]
+        codes = unpack(packed, fmt, columns).float()
+        module.weight.data.copy_(codes * scales.repeat_interleave(columns // scales.shape[1], 1))
+    assert torch.equal(model.module(IDS).logits, twin(IDS).logits)
+    assert model.module.lm_head.weight is model.module.model.embed_tokens.weight
+    assert model.variant.execution == "quantwatch"
+    assert "packed weights are unpacked in memory and computed in floats" in model.variant.notes
+    weights = sum(parameter.numel() for parameter in twin.parameters())
+    assert model.variant.size_bytes == sum(tensor.nbytes for tensor in stored.values())
+    assert model.variant.bits_per_weight == 8 * model.variant.size_bytes / weights
+    loaded = sum(tensor.nbytes for tensor in {id(t): t for t in model.module.parameters()}.values())
+    estimate = estimate_bytes(VariantConfig(model=str(folder)), tmp_path)
+    assert estimate is not None
+    assert loaded <= estimate <= 1.3 * loaded
+    with pytest.raises(ModelError, match="already quantized with quantwatch: a recipe can't"):
+        load(folder, recipe="int8-channel")
+
+
+def test_our_own_checkpoint_keeps_its_kernels(tmp_path: Path, make_folder: Any, load: Any) -> None:
+    """Catches a checkpoint for native kernels that is measured in floats without a word."""
+    model = load(_ours(make_folder, tmp_path, "aten"))
+    assert "packed weights are computed by the back end 'aten'" in model.variant.notes
+    assert model.module.model.layers[0].mlp.up_proj.weight_packed.dtype == torch.uint8
+    estimate = estimate_bytes(VariantConfig(model=str(tmp_path / "ours")), tmp_path)
+    assert estimate == model.variant.size_bytes
+
+
+def test_a_broken_description_of_our_own_is_explained(
+    tmp_path: Path, make_folder: Any, load: Any
+) -> None:
+    """Catches a traceback where the description doesn't fit the model."""
+    import json
+
+    path = _ours(make_folder, tmp_path) / "config.json"
+    config = json.loads(path.read_text())
+    layers = config["quantization_config"]["layers"]
+    layers["model.layers.9.mlp.up_proj"] = layers["model.layers.0.mlp.up_proj"]
+    path.write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"has no layer 'model\.layers\.9\.mlp\.up_proj'"):
+        load(path.parent)

@@ -20,6 +20,7 @@ from quantwatch.store.tables.identity import (
     VariantRow,
     VocabularyRow,
 )
+from quantwatch.store.tables.kernels import KernelBatchRow, KernelCaseRow, KernelSpeedRow
 from quantwatch.store.tables.results import BlockRow, MeasurementRow, NoiseFloorRow
 from quantwatch.store.tables.runs import LatestRunRow, RunAttemptRow, RunCandidateRow, RunRow
 from quantwatch.store.tables.schedules import (
@@ -49,6 +50,9 @@ __all__ = [
     "EpisodeRow",
     "EventRow",
     "FailedTaskRow",
+    "KernelBatchRow",
+    "KernelCaseRow",
+    "KernelSpeedRow",
     "LatestRunRow",
     "LeaderRow",
     "MeasurementRow",

@@ -1,0 +1,1 @@
+"""Which samples of a pool a recipe is calibrated on."""

@@ -1,0 +1,1 @@
+"""Every operator × back end × shape × dtype × layout against its float64 twin."""

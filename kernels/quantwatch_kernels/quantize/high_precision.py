@@ -1,0 +1,141 @@
+"""Norm statistics and router logits in float32, where a 16-bit model doesn't make them so.
+
+Norms and routers are tried out. In float16 x² of 300 overflows: a norm whose result isn't the
+float64 one within the dtype's rounding is computed in float32 instead (those of transformers 5.24
+are right already). Routers of transformers 5.24 (Mixtral, Qwen2-MoE, …) multiply in the model's
+dtype and only then take a float32 softmax: bfloat16 logits tie and experts flip. Their weights are
+widened to float32, and so is their input; what they hand the experts keeps the model's dtype.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quantwatch_kernels.quantize.blocks import norm_children, norm_gain
+from quantwatch_kernels.quantize.interpose import interpose
+
+__all__ = ["KEEPS_STATISTICS", "keep_statistics_high_"]
+
+_ROUTER_NAMES = frozenset({"router", "gate"})
+"""A gate of the shared expert chooses nothing: it is no router here."""
+Notes = list[tuple[str, str]]
+
+
+class _Float32Norm(nn.Module):
+    """A norm whose statistics and product are float32, rounded once."""
+
+    norm_offset: float
+    norm_centred: bool
+    norm_eps: float
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        x = hidden_states.float()
+        if self.norm_centred:
+            x = x - x.mean(-1, keepdim=True)
+        unit = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.norm_eps)
+        gained = unit * (self.weight.float() + self.norm_offset)  # type: ignore[operator]
+        bias = getattr(self, "bias", None)
+        gained = gained if bias is None else gained + bias.float()
+        return gained.to(hidden_states.dtype)
+
+
+class _Float32Router(nn.Module):
+    """A router on float32 input and weights; all it returns but the logits has the input's dtype.
+
+    The first result is the logits, as in transformers' routers; a plain linear layer returns them.
+    """
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(hidden_states.float(), *args, **kwargs)
+        if not isinstance(output, tuple):
+            return output
+        narrowed = (
+            x.to(hidden_states.dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+            for x in output[1:]
+        )
+        return (output[0], *narrowed)
+
+
+KEEPS_STATISTICS = (_Float32Norm, _Float32Router)
+"""What `keep_statistics_high_` makes of modules; called on the plain model it does so again."""
+
+
+def keep_statistics_high_(model: nn.Module) -> Notes:
+    """Compute norm statistics and router logits in float32 where a 16-bit model doesn't.
+
+    Returns (path, what was changed). Raises ValueError for a norm that loses its statistics in the
+    model's dtype and isn't understood.
+    """
+    notes: Notes = []
+    for path, module in list(model.named_modules()):
+        for name, child in norm_children(module):
+            if _is_norm(name, child) and _is_16_bit(child):
+                notes += _keep_norm(f"{path}.{name}".lstrip("."), child)
+        if _beside_experts(model, path) and _is_16_bit(module):
+            weight = module.get_parameter("weight")
+            stored = str(weight.dtype)[6:]
+            weight.data = weight.data.float()
+            bias = getattr(module, "bias", None)
+            if isinstance(bias, nn.Parameter):
+                bias.data = bias.data.float()
+            interpose(module, _Float32Router)
+            notes.append((path, f"router logits are float32; the module made them in {stored}"))
+    return notes
+
+
+def _is_16_bit(module: nn.Module) -> bool:
+    return module.get_parameter("weight").dtype in (torch.float16, torch.bfloat16)
+
+
+def _is_norm(name: str, module: nn.Module) -> bool:
+    return "norm" in type(module).__name__.lower() or "norm" in name.lower()
+
+
+def _beside_experts(model: nn.Module, path: str) -> bool:
+    parent, _, name = path.rpartition(".")
+    if name not in _ROUTER_NAMES:
+        return False
+    module = model.get_submodule(path)
+    siblings = [child for child, _ in model.get_submodule(parent).named_children()]
+    has_weight = isinstance(module._parameters.get("weight"), nn.Parameter)
+    return has_weight and any("experts" in sibling for sibling in siblings)
+
+
+def _keep_norm(path: str, norm: nn.Module) -> Notes:
+    """Try a norm on values whose squares overflow in float16; correct it if it is wrong there."""
+    weight = norm.get_parameter("weight")
+    generator = torch.Generator().manual_seed(0)
+    probe = 300 * (0.5 + torch.rand(4, len(weight), generator=generator))
+    probe[:, ::3] *= -1
+    probe = probe.to(weight.device, weight.dtype)
+    gain = norm_gain(norm)
+    with torch.no_grad():
+        found = norm(probe).double()
+    if gain is not None:
+        expected = _exact(probe.double(), norm, gain.offset, gain.centred)
+        # Two roundings, of the normalized value and of the product.
+        allowed = 2 * torch.finfo(weight.dtype).eps * expected.abs() + 1e-6
+        if bool(((found - expected).abs() <= allowed).all()):
+            return []
+        eps = next(
+            (float(v) for n in ("variance_epsilon", "eps") if (v := getattr(norm, n, None))), 0.0
+        )
+        interpose(norm, _Float32Norm)
+        norm.norm_offset, norm.norm_centred = gain.offset, gain.centred  # type: ignore[assignment]
+        norm.norm_eps = eps  # type: ignore[assignment]
+        return [(path, f"statistics are float32; in {str(weight.dtype)[6:]} they were wrong")]
+    if bool(torch.isfinite(found).all()) and bool((found != 0).any()):
+        return [(path, f"what {type(norm).__name__} does with its gain is not known: left alone")]
+    raise ValueError(
+        f"{path}: {type(norm).__name__} loses its statistics in {weight.dtype}, and what it does "
+        "with its gain is not known."
+    )
+
+
+def _exact(x: Tensor, norm: nn.Module, offset: float, centred: bool) -> Tensor:
+    x = x - x.mean(-1, keepdim=True) if centred else x
+    unit = x / x.square().mean(-1, keepdim=True).sqrt()
+    bias = getattr(norm, "bias", None)
+    shift = 0 if bias is None else bias.detach().double()
+    return unit * (norm.get_parameter("weight").detach().double() + offset) + shift

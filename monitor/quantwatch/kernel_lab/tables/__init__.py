@@ -1,0 +1,1 @@
+"""The tables of `quantwatch kernels table`, one module each; `registry.py` lists them."""

@@ -1,0 +1,39 @@
+"""Which tables there are: one line adds one. A table's module is imported when it is asked for.
+
+The module has `build(request: TableRequest) -> Table`.
+"""
+
+import importlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+from quantwatch.errors import UserError
+from quantwatch.kernel_lab.tables.model import Table, TableRequest
+
+_HERE = "quantwatch.kernel_lab.tables"
+
+
+class Entry(NamedTuple):
+    """Where a table is built, and what it shows."""
+
+    module: str
+    shows: str
+
+
+TABLES: dict[str, Entry] = {
+    "allocation": Entry(f"{_HERE}.allocation", "formats by sensitivity, uniform and random"),
+    "calibration": Entry(f"{_HERE}.calibration", "which samples set static ranges, over seeds"),
+    "group-size": Entry(f"{_HERE}.group_size", "int4 group sizes: bits, error, KL, speed"),
+    "memory": Entry(f"{_HERE}.memory", "the three-step int4 pipeline: bytes and what is kept"),
+    "modules": Entry(f"{_HERE}.modules", "the int8 stage: module, precision, KL, speed"),
+    "qat-ptq": Entry(f"{_HERE}.qat_ptq", "the last blocks trained in 3 bits, beside GPTQ"),
+    "sensitivity": Entry(f"{_HERE}.sensitivity", "every module alone: KL, accuracy, entropy"),
+}
+
+
+def build(name: str, request: TableRequest) -> Table:
+    """Return a table. Raises UserError naming those that exist."""
+    if name not in TABLES:
+        raise UserError(f"no table {name!r}; there are {', '.join(sorted(TABLES))}")
+    builder: Callable[[TableRequest], Table] = importlib.import_module(TABLES[name].module).build
+    return builder(request)
