@@ -23,6 +23,7 @@ from quantwatch.store.tables.identity import (
 from quantwatch.store.tables.results import BlockRow, MeasurementRow, NoiseFloorRow
 from quantwatch.store.tables.runs import LatestRunRow, RunAttemptRow, RunCandidateRow, RunRow
 from quantwatch.store.tables.schedules import (
+    AppliedSettingsRow,
     AuditRow,
     ComponentRow,
     DeviceSlotRow,
@@ -35,6 +36,7 @@ from quantwatch.store.tables.schedules import (
 __all__ = [
     "AlertRow",
     "AlertScopeRow",
+    "AppliedSettingsRow",
     "AuditRow",
     "Base",
     "BaselinePinRow",
