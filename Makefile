@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Test processes; a file's tests stay together, since they share models and databases.
+WORKERS ?= 2
+PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile
 .DEFAULT_GOAL := help
 .PHONY: help setup format lint test test-fast test-gpu bench demo dash migration screenshots
 
@@ -32,10 +35,10 @@ lint: setup ## style, types, layers, schema drift
 	  $(BIN)/quantwatch --database "$$scratch" db $$step; done
 
 test: setup ## everything (under 20 minutes; what .ci/run calls)
-	$(BIN)/pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-fast: setup ## no services, nothing slow (under 3 minutes)
-	$(BIN)/pytest -m "not slow and not postgres and not model and not browser and not gpu" $(ARGS)
+	$(PYTEST) -m "not slow and not postgres and not model and not browser and not gpu" $(ARGS)
 
 test-gpu: setup ## what needs a CUDA device
 	$(BIN)/pytest -m gpu $(ARGS)

@@ -2,14 +2,17 @@
 
 Simulated are nights of one check whose rule judges many series against one baseline: measurements
 are drawn at random, everything else is the service's own code (paired tests, false-discovery
-control, rule, confirmation run, alert state machine). The noise of a pinned baseline is common to
-all nights. σ is the standard error of the paired difference. Rules with several minimum effects
-watch the same nights. A small one leaves no night clear, and an alert that can't clear fires only
-once: so every message is counted, as if somebody closed the alert as soon as it fires.
+control, rule, what re-opens an alert, confirmation run, alert state machine). The noise of a pinned
+baseline is common to all nights. σ is the standard error of the paired difference. Several rules
+watch the same nights. One with a small minimum effect leaves no night clear, and an alert that
+can't clear fires only once: so its alert is closed by hand as soon as it fires, and every message
+is counted. The alert of a rule with a minimum effect of 2 σ is left alone, to resolve by itself.
 
 - false alerts: nights on which nothing has changed; a repeat may have at most one message;
 - found: a shift that stays from the first night on, in one or in several series, fires within two
   nights;
+- found again: a shift that was told of, closed by hand while it was there, repaired, and comes back
+  after a week fires within two nights;
 - both directions: established increases and decreases on the nights on which nothing has changed.
 """
 
@@ -23,19 +26,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from simulated_alerts import METRIC, NAME, Night, Watch, mean_of, pooled_with, result_of
 
-from quantwatch.alerts.episodes import AlertState, Effect, Policy, RunRef, step
-from quantwatch.alerts.outcomes import outcomes
-from quantwatch.baselines.decision import Key, established
+from quantwatch.alerts.episodes import RunRef
+from quantwatch.baselines.decision import Key, established, since_good
 from quantwatch.baselines.paired import PromptSums, Resampler, compare
-from quantwatch.config.rules import RuleConfig
-from quantwatch.domain import Baseline, CandidateResult, Comparison, Measurement, RuleOutcome, Scope
+from quantwatch.domain import Baseline, Comparison, Scope
 
-METRIC = "rel_error"
 MEAN = 0.05
-NAME = "candidate"
-NEGLIGIBLE = 1e-12
 NIGHTS_TO_FIND = 2
+NIGHTS_REPAIRED = 7
 Matrix = NDArray[np.float64]
 
 
@@ -52,34 +52,8 @@ class World:
     """Whether the baseline stays; otherwise every night is compared with a fresh one."""
     window: int = 0
     """Runs of a rolling baseline that is full already; 0: one run is pinned."""
-    effects: tuple[float, ...] = (0.0, 1.0)
-    """Minimum effects in σ, of a rule each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Night:
-    """A run, and the sums it measured."""
-
-    run_id: str
-    sums: PromptSums
-
-
-class Watch:
-    """A rule, and its alert that is closed whenever it has fired."""
-
-    def __init__(self, min_effect: float) -> None:
-        self.rule = RuleConfig(
-            name="baseline", metric=METRIC, scope="layers.*", kind="baseline",
-            min_effect=max(min_effect, NEGLIGIBLE),
-        )  # fmt: skip
-        self.state = AlertState()
-
-    def take(self, outcome: RuleOutcome, run: RunRef) -> tuple[bool, bool]:
-        """Return whether the alert fires, and whether it asks for a confirmation."""
-        moved = step(self.state, outcome, run, Policy())
-        fired = Effect.FIRED in moved.effects
-        self.state = AlertState() if fired else moved.state
-        return fired, Effect.CONFIRM in moved.effects
+    rules: tuple[tuple[float, bool], ...] = ((0.0, True), (1.0, True), (2.0, False))
+    """Minimum effect in σ, and whether the alert is closed by hand as soon as it fires."""
 
 
 class Machine:
@@ -92,13 +66,25 @@ class Machine:
         self._tokens = self._rng.integers(16, 65, (world.prompts, 1)).astype(np.float64)
         self._level = MEAN * self._rng.lognormal(0, 0.5, (world.prompts, world.series))
         self._seed = seed
-        self._num_runs = 0
+        self._sums: dict[str, PromptSums] = {}
         self._good = [self._measure(np.zeros(world.series)) for _ in range(max(world.window, 1))]
-        self._baseline = _mean(self._good)
-        sigma = np.sqrt((1 + 1 / len(self._good)) / self._tokens.sum())
+        self._baseline = mean_of(self._good)
+        self._sigma = sigma = np.sqrt((1 + 1 / len(self._good)) / self._tokens.sum())
         self._shift = np.zeros(world.series) if shift is None else shift * sigma
-        self.watches = [Watch(effect * float(sigma)) for effect in world.effects]
+        self.watches = [
+            Watch(effect * float(sigma), by_hand=by_hand) for effect, by_hand in world.rules
+        ]
         self.rises = self.falls = 0
+
+    def repair(self) -> None:
+        """Let nothing be shifted any more, until further notice; alerts are closed by hand."""
+        self._shift = np.zeros(self._world.series)
+        for watch in self.watches:
+            watch.close()
+
+    def shift(self, shift: Matrix) -> None:
+        """Shift the series by so many σ from the next night on."""
+        self._shift = shift * self._sigma
 
     def night(self) -> list[bool]:
         """Run one night, with a confirmation run if a rule asks for one; say which rules fire."""
@@ -110,7 +96,7 @@ class Machine:
             moves += self._judge(self._measure(self._shift), first)
         elif self._world.window:
             self._good = [*self._good[1:], first]
-            self._baseline = _mean(self._good)
+            self._baseline = mean_of(self._good)
         count = len(self.watches)
         return [any(fired for fired, _ in moves[place::count]) for place in range(count)]
 
@@ -121,11 +107,11 @@ class Machine:
             noise = self._rng.standard_t(5, shape) / np.sqrt(5 / 3)
         else:
             noise = self._rng.standard_normal(shape)
-        self._num_runs += 1
         means = self._level + shift + noise / np.sqrt(self._tokens)
         n = np.broadcast_to(self._tokens, shape)
-        run_id = f"{self._seed}-{self._num_runs}"
-        return Night(run_id, PromptSums(self._scopes, n, n * means))
+        run_id = f"{self._seed}-{len(self._sums) + 1}"
+        self._sums[run_id] = PromptSums(self._scopes, n, n * means)
+        return Night(run_id, self._sums[run_id])
 
     def _judge(self, run: Night, confirmed: Night | None) -> list[tuple[bool, bool]]:
         """Return of every rule whether it fires in this run, and whether it wants it confirmed."""
@@ -134,25 +120,29 @@ class Machine:
         if confirmed is None:
             self.rises += any(each.established > 0 for each in tests.values())
             self.falls += any(each.established < 0 for each in tests.values())
-        told = self._outcomes(run, {key[1:]: each for key, each in tests.items()})
         ref = RunRef(run.run_id, None if confirmed is None else confirmed.run_id)
-        return [watch.take(outcome, ref) for watch, outcome in zip(self.watches, told, strict=True)]
+        before = result_of(self._baseline.sums)
+        against = Baseline(
+            before.name, None, None, before.measurements,
+            comparisons={key[1:]: each for key, each in tests.items()},
+        )  # fmt: skip
+        since = partial(self._since, run, confirmed)
+        now = result_of(run.sums)
+        name = self._baseline.run_id
+        return [watch.take(now, (name, against), ref, since) for watch in self.watches]
+
+    def _since(
+        self, run: Night, confirmed: Night | None, runs: Sequence[str]
+    ) -> dict[Scope, Comparison]:
+        """Return what has changed since the mean of some earlier runs."""
+        good = mean_of([Night(each, self._sums[each]) for each in runs])
+        found = compare(METRIC, pooled_with(run, confirmed), good.sums, {}, Resampler(*runs))
+        return since_good(found, pooled=confirmed is not None)
 
     def _tests(self, run: Night, pooled: Night | None = None) -> dict[Key, Comparison]:
         resampler = Resampler(self._baseline.run_id, run.run_id)
-        now = run.sums
-        if pooled is not None:
-            now = PromptSums(now.scopes, now.n, (now.total + pooled.sums.total) / 2)
-        found = compare(METRIC, now, self._baseline.sums, {}, resampler)
+        found = compare(METRIC, pooled_with(run, pooled), self._baseline.sums, {}, resampler)
         return {(NAME, METRIC, each.scope): each for each in found}
-
-    def _outcomes(
-        self, run: Night, tests: dict[tuple[str, str], Comparison]
-    ) -> tuple[RuleOutcome, ...]:
-        before = _result(self._baseline.sums)
-        baseline = Baseline(before.name, None, None, before.measurements, comparisons=tests)
-        rules = [watch.rule for watch in self.watches]
-        return outcomes(_result(run.sums), rules, noise_floor={}, baseline=baseline)
 
 
 def false_alerts(world: World, seed: int) -> tuple[list[int], int, int]:
@@ -171,27 +161,19 @@ def found(world: World, shifted: int, size: float, seed: int) -> list[bool]:
     return [any(fired) for fired in zip(*nights, strict=True)]
 
 
-def _mean(nights: list[Night]) -> Night:
-    """Return several nights as one, prompt by prompt their mean."""
-    first = nights[0].sums
-    total = np.mean([night.sums.total for night in nights], axis=0)
-    return Night(
-        ":".join(night.run_id for night in nights), PromptSums(first.scopes, first.n, total)
-    )
-
-
-def _result(sums: PromptSums) -> CandidateResult:
-    means = (sums.total.sum(0) / sums.n.sum(0)).tolist()
-    rows = (_row(scope, mean) for scope, mean in zip(sums.scopes, means, strict=True))
-    return CandidateResult(NAME, None, None, tuple(rows))
-
-
-def _row(scope: Scope, mean: float) -> Measurement:
-    return Measurement(
-        METRIC, scope, n=1, n_nan=0, n_posinf=0, n_neginf=0, n_missing=0, mean=mean, std=None,
-        se=None, min=None, p50=None, p90=None, p95=None, p99=None, p999=None, max=None,
-        max_prompt=None, max_position=None, method="all positions",
-    )  # fmt: skip
+def found_again(world: World, size: float, seed: int) -> list[bool]:
+    """Say of each rule whether a shift of one series that was repaired fires when it is back."""
+    shift = np.zeros(world.series)
+    shift[0] = size
+    machine = Machine(world, seed, shift)
+    for _ in range(NIGHTS_TO_FIND):
+        machine.night()
+    machine.repair()
+    for _ in range(NIGHTS_REPAIRED):
+        machine.night()
+    machine.shift(shift)
+    nights = [machine.night() for _ in range(NIGHTS_TO_FIND)]
+    return [any(fired) for fired in zip(*nights, strict=True)]
 
 
 def simulate(world: World, repeats: int, jobs: int = 1) -> dict[str, Any]:
@@ -202,8 +184,10 @@ def simulate(world: World, repeats: int, jobs: int = 1) -> dict[str, Any]:
         nights = list(spread(partial(false_alerts, world), seeds))
         one = list(spread(partial(found, world, 1, 5.0), seeds))
         ten = list(spread(partial(found, world, 10, 3.0), seeds))
+        again = list(spread(partial(found_again, world, 5.0), seeds))
     counts = zip(*(fired for fired, _, _ in nights), strict=True)
-    rules = zip(world.effects, counts, zip(*one, strict=True), zip(*ten, strict=True), strict=True)
+    shares = (zip(*each, strict=True) for each in (one, ten, again))
+    rules = zip(world.rules, counts, *shares, strict=True)
     return {
         "world": asdict(world),
         "repeats": repeats,
@@ -214,17 +198,23 @@ def simulate(world: World, repeats: int, jobs: int = 1) -> dict[str, Any]:
 
 
 def _promises(
-    effect: float, counts: Sequence[int], one: Sequence[bool], ten: Sequence[bool]
+    rule: tuple[float, bool],
+    counts: Sequence[int],
+    one: Sequence[bool],
+    ten: Sequence[bool],
+    again: Sequence[bool],
 ) -> dict[str, Any]:
     """Return how one rule did in all repeats."""
     repeats = len(counts)
     return {
-        "min_effect_in_sigma": effect,
+        "min_effect_in_sigma": rule[0],
+        "closed_by_hand": rule[1],
         "at_most_one_false_alert": sum(count <= 1 for count in counts) / repeats,
         "false_alerts_per_repeat": sum(counts) / repeats,
         "most_false_alerts": max(counts),
         "found_5_sigma_in_one_series": sum(one) / repeats,
         "found_3_sigma_in_ten_series": sum(ten) / repeats,
+        "found_5_sigma_again": sum(again) / repeats,
     }
 
 

@@ -10,6 +10,7 @@ QuantwatchError
 └── MonitorError         exit 3: the monitor itself failed
     ├── CaptureError     a hook did not fire, logits changed under observation, …
     ├── StoreError       database locked, full, read-only, behind or ahead of this program
+    │   └── ConflictError  a transaction ended in favour of another one
     ├── ResourceError    not enough memory or disk
     ├── LeaseLostError   the run is no longer this worker's; what it found is dropped
     └── RunStoppedError  the run was cancelled or ran past its deadline
@@ -60,6 +61,10 @@ class CaptureError(MonitorError):
 
 class StoreError(MonitorError):
     """The database is locked, full, read-only, or its schema is behind or ahead of this program."""
+
+
+class ConflictError(StoreError):
+    """The database ended a transaction in favour of another one; the same again may well do."""
 
 
 class ResourceError(MonitorError):

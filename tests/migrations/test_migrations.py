@@ -5,12 +5,14 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from subprocess import PIPE
 
 import pytest
 from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, text
+from sqlalchemy.orm import Session
 
 from quantwatch.errors import StoreError
 from quantwatch.store import upgrade as upgrades
@@ -203,3 +205,38 @@ def test_rows_that_refer_to_nothing_stop_a_migration(tmp_path: Path) -> None:
         connection.execute("INSERT INTO latest_run (check_id, run_id) VALUES (1, 'gone')")
     with pytest.raises(StoreError, match="of table latest_run would refer to nothing"):
         migrate(f"sqlite:///{path}", "head")
+
+
+def _insert(session: Session, table: str, **values: object) -> None:
+    """Write a row of an older schema; whatever else it needs is filled in by its type."""
+    for column in inspect(session.connection()).get_columns(table):
+        if column["nullable"] or column["default"] is not None or column["name"] in values:
+            continue
+        kind = column["type"].python_type
+        now = datetime(2026, 11, 29, tzinfo=UTC)
+        values[column["name"]] = now if kind is datetime else "{}" if kind is str else kind(0)
+    names = ", ".join(values)
+    marks = ", ".join(f":{name}" for name in values)
+    session.execute(text(f'INSERT INTO "{table}" ({names}) VALUES ({marks})'), values)
+
+
+def test_judgements_of_before_are_the_first_version(database_url: str) -> None:
+    """Catches a rebuilt table that loses evaluations, and a second judgement that has no room."""
+    migrate(database_url, "0003")
+    database = open_database(database_url, check_schema=False)
+    with database.writer() as session:
+        _insert(session, "check", id=1, name="nightly")
+        _insert(session, "run", id="r", check_id=1, status="failed")
+        _insert(session, "alert", id=1, check_id=1)
+        _insert(session, "rule_evaluation", alert_id=1, run_id="r", outcome="breach")
+    database.close()
+    upgrade(database_url)
+    database = open_database(database_url)
+    rows = text("SELECT outcome, eval_version FROM rule_evaluation ORDER BY eval_version")
+    with database.writer() as session:
+        assert session.scalar(text("SELECT breach_window FROM alert")) == 0
+        _insert(session, "rule_evaluation", alert_id=1, run_id="r", outcome="clear", eval_version=2)
+        assert [tuple(row) for row in session.execute(rows)] == [("breach", 1), ("clear", 2)]
+        session.execute(text("DELETE FROM run"))
+        assert session.execute(rows).all() == [], "the evaluations of a deleted run go with it"
+    database.close()

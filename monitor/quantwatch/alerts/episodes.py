@@ -10,94 +10,24 @@ confirmation run can't tell (`unconfirmed`): an unconfirmed alert is better than
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 
+from quantwatch.alerts.states import AlertState, Effect, Policy, Reason, RunRef, State, Step
+from quantwatch.alerts.windows import num_breaches, pushed
 from quantwatch.domain import RuleOutcome, Severity
 
-
-class State(StrEnum):
-    """Where an alert is."""
-
-    INACTIVE = "inactive"
-    PENDING = "pending"
-    FIRING = "firing"
-    RECOVERING = "recovering"
-
-    @property
-    def is_told(self) -> bool:
-        """Whether somebody was to be told: the episode has fired and is not resolved."""
-        return self in (State.FIRING, State.RECOVERING)
-
-
-class Effect(StrEnum):
-    """What happened to an alert, in the order of `Step.effects`."""
-
-    OPENED = "opened"
-    """An episode begins, nobody is told yet."""
-    CONFIRM = "confirm"
-    """A confirmation run is to be queued."""
-    FIRED = "fired"
-    ESCALATED = "escalated"
-    RECOVERING = "recovering"
-    RESOLVED = "resolved"
-    DROPPED = "dropped"
-    """An episode that never fired ends; nobody is told."""
-
-
-class Reason(StrEnum):
-    """Why an episode ended."""
-
-    RECOVERED = "recovered"
-    RULE_CHANGED = "rule_changed"
-    RULE_DELETED = "rule_deleted"
-    SERIES_MISSING = "series_missing"
-    BASELINE_MOVED = "baseline_moved"
-    MANUAL = "manual"
-
-
-@dataclass(frozen=True, slots=True)
-class AlertState:
-    """Everything that an alert remembers between runs."""
-
-    state: State = State.INACTIVE
-    severity: Severity | None = None
-    """The highest of the open episode."""
-    num_breaches: int = 0
-    """Runs in a row that breached, while pending."""
-    num_clear: int = 0
-    """Runs in a row beyond the leave threshold, while recovering."""
-    num_missing: int = 0
-    """Runs in a row without the series, while open."""
-    rule_sha: str | None = None
-    awaits: str | None = None
-    """The run whose confirmation it waits for."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunRef:
-    """The run that an outcome is of."""
-
-    run_id: str
-    confirms: str | None = None
-    """The run that this one was queued to confirm."""
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What the check's `alerting` section says of all its rules."""
-
-    confirm: bool = True
-    missing_runs: int = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """An alert's next state and what happened on the way. `reason` is of a closed episode."""
-
-    state: AlertState
-    effects: tuple[Effect, ...] = ()
-    reason: Reason | None = None
+__all__ = [
+    "AlertState",
+    "Effect",
+    "Policy",
+    "Reason",
+    "RunRef",
+    "State",
+    "Step",
+    "close",
+    "step",
+    "unconfirmed",
+]
 
 
 def step(
@@ -158,26 +88,47 @@ def _rise(before: AlertState, outcome: RuleOutcome, run: RunRef, policy: Policy)
         return Step(before)
     if outcome.outcome != "breach":
         # Of what is undecided, only a confirmation run that could have confirmed and did not.
-        return close(before, Reason.RECOVERED)
+        return _abate(before, outcome)
     opened = (Effect.OPENED,) if before.state is State.INACTIVE else ()
+    count, window = _count(before, outcome)
     pending = AlertState(
         State.PENDING,
         _higher(before.severity, outcome.severity),
-        num_breaches=before.num_breaches + 1,
+        num_breaches=count,
         rule_sha=outcome.rule_sha,
+        window=window,
     )
-    if pending.num_breaches < outcome.enter_runs:
+    if count < outcome.enter_runs:
         return Step(pending, opened)
-    if _wants_confirmation(pending, outcome, run, policy):
+    if _wants_confirmation(before, outcome, run, policy):
         return Step(replace(pending, awaits=run.run_id), (*opened, Effect.CONFIRM))
     return Step(_fired(pending), (*opened, Effect.FIRED))
 
 
+def _count(before: AlertState, outcome: RuleOutcome) -> tuple[int, int]:
+    """Return how many breaches count once this one is added, and in which of the last runs."""
+    if outcome.enter_window is None:
+        return before.num_breaches + 1, 0
+    window = pushed(before.window, outcome.enter_window, breached=True)
+    return num_breaches(window, outcome.enter_window), window
+
+
+def _abate(before: AlertState, outcome: RuleOutcome) -> Step:
+    """Drop what does not breach; m of n waits until no run that counts breached any more."""
+    if before.awaits is not None or outcome.enter_window is None:
+        return close(before, Reason.RECOVERED)
+    window = pushed(before.window, outcome.enter_window, breached=False)
+    count = num_breaches(window, outcome.enter_window)
+    if not count:
+        return close(before, Reason.RECOVERED)
+    return Step(replace(before, window=window, num_breaches=count, num_missing=0))
+
+
 def _wants_confirmation(
-    pending: AlertState, outcome: RuleOutcome, run: RunRef, policy: Policy
+    before: AlertState, outcome: RuleOutcome, run: RunRef, policy: Policy
 ) -> bool:
     """Say whether this run stands alone: nothing before it breached, and it confirms nothing."""
-    alone = pending.num_breaches == 1 and outcome.enter_runs == 1 and run.confirms is None
+    alone = before.awaits is None and outcome.enter_runs == 1 and run.confirms is None
     doubtful = outcome.severity is Severity.CRITICAL or outcome.may_be_chance
     return policy.confirm and alone and doubtful
 

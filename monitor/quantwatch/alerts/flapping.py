@@ -1,15 +1,28 @@
-"""Alerts that fire again and again: shown as such, and told less often."""
+"""Alerts that fire again and again: shown as such, and told less often.
+
+A firing is never held back. What flaps has to stay away for longer before it is resolved, so that
+the next firing falls into the same episode and is no message.
+"""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 
-MOST = 4
-"""Firings within WITHIN; with more, an alert flaps."""
-WITHIN = timedelta(days=7)
-PATIENCE = 2
-"""How many times as many runs a flapping alert has to stay away before it is resolved."""
+from quantwatch.config.durations import seconds
+from quantwatch.config.watching import FlappingConfig
+from quantwatch.domain import RuleOutcome
 
 
-def flapping(num_fired: Mapping[int, int]) -> frozenset[int]:
-    """Return which alerts flap, given how often each has fired within WITHIN."""
-    return frozenset(alert for alert, count in num_fired.items() if count > MOST)
+def window(config: FlappingConfig) -> timedelta:
+    """Return how far back firings count."""
+    return timedelta(seconds=seconds(config.within))
+
+
+def flapping(num_fired: Mapping[int, int], config: FlappingConfig) -> frozenset[int]:
+    """Return which alerts flap, given how often each has fired within the window."""
+    return frozenset(alert for alert, count in num_fired.items() if count > config.firings)
+
+
+def damped(outcome: RuleOutcome, config: FlappingConfig) -> RuleOutcome:
+    """Return the outcome of a rule whose alert flaps: it takes more clear runs to end it."""
+    return replace(outcome, leave_runs=config.leave_factor * outcome.leave_runs)

@@ -182,12 +182,14 @@ def _unjudged(candidate: CandidateResult, rule: RuleConfig, why: str) -> RuleOut
 
 
 def _identity(rule: RuleConfig, candidate: str) -> dict[str, Any]:
+    enter_runs, enter_window = rule.entering
     return {
         "rule": rule.name,
         "candidate": candidate,
         "rule_sha": rule_sha(rule),
         "severity": rule.severity,
-        "enter_runs": rule.enter_runs,
+        "enter_runs": enter_runs,
+        "enter_window": enter_window,
         "leave_runs": rule.leave_runs,
         "direction": 1 if rule.metric in COUNTED else sign(rule),
         "may_be_chance": rule.kind == "baseline",

@@ -9,11 +9,11 @@ false_alerts.py shows what comes of it.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from quantwatch.baselines.discovery import FALSE_DISCOVERIES, discoveries
-from quantwatch.domain import Comparison
+from quantwatch.domain import Comparison, Scope
 
 Key = tuple[str, str, str]
 """Candidate, metric as rules name it, scope."""
@@ -40,6 +40,22 @@ def established(
         clear = q <= limit and (alone is None or _leans(alone.get(key), judged[key]))
         decided[key] = replace(judged[key], q=q, established=_sign(judged[key]) if clear else 0)
     return decided
+
+
+def since_good(found: Iterable[Comparison], *, pooled: bool) -> dict[Scope, Comparison]:
+    """Return by scope what was compared with the runs in which it was last found good, with the
+    direction of what has changed since then.
+
+    The few series that were told of before are asked one by one, one-sided: at 5 %, and pooled with
+    the run that is confirmed at 0.4 %. What rests on too few prompts, or has lost some, is left
+    out: of that nothing is known.
+    """
+    limit = CONFIRMED if pooled else LEANING
+    return {
+        each.scope: replace(each, established=_sign(each) if each.p / 2 <= limit else 0)
+        for each in found
+        if _takes_part(each)
+    }
 
 
 def _takes_part(comparison: Comparison) -> bool:

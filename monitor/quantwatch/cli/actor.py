@@ -2,6 +2,7 @@
 
 import getpass
 import os
+import platform
 
 
 def actor() -> str:
@@ -10,3 +11,8 @@ def actor() -> str:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):
         return f"uid {os.getuid()}"
+
+
+def who() -> str:
+    """Return user@host: a team has several hosts, and the same user name on many of them."""
+    return f"{actor()}@{platform.node() or 'localhost'}"

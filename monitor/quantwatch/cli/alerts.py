@@ -1,13 +1,13 @@
 """`quantwatch alerts`: what fires, and what a team does about it."""
 
-import platform
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quantwatch.cli import options as o
-from quantwatch.cli.actor import actor
+from quantwatch.cli.actor import who
+from quantwatch.cli.evaluate import evaluate
 from quantwatch.cli.output import show, show_json, table
 from quantwatch.cli.session import Session
 from quantwatch.cli.streams import say
@@ -30,6 +30,7 @@ CandidateGlob = Annotated[str | None, typer.Option("--candidate", help="Glob ove
 RuleGlob = Annotated[str | None, typer.Option("--rule", help="Glob over rules.")]
 SeverityGlob = Annotated[str | None, typer.Option("--severity", help="warning or critical.")]
 _COLUMNS = ("id", "check", "candidate", "rule", "state", "severity", "since", "value", "note")
+app.command("evaluate")(evaluate)
 
 
 @app.command("list")
@@ -52,7 +53,7 @@ def ack(context: typer.Context, alert: AlertId, comment: Comment) -> None:
     from quantwatch.store.episodes import acknowledge
 
     with Session.of(context).writer() as database, database.writer() as session:
-        found = acknowledge(session, alert, _who(), comment)
+        found = acknowledge(session, alert, who(), comment)
     say(f"alert {alert}: {found.check} {found.candidate} {found.rule} is acknowledged\n")
 
 
@@ -74,7 +75,7 @@ def silence(
     globs = {"check": check, "candidate": candidate, "rule": rule, "severity": severity}
     matcher, lasting = checked_matcher(globs), _length(length)
     with Session.of(context).writer() as database, database.writer() as session:
-        made = add_silence(session, matcher, lasting, _who(), comment)
+        made = add_silence(session, matcher, lasting, who(), comment)
     say(f"silence {made.id}: until {made.ends_at:%Y-%m-%d %H:%M} UTC\n")
 
 
@@ -98,7 +99,7 @@ def unsilence(context: typer.Context, silence: SilenceId) -> None:
     from quantwatch.store.silences import lift_silence
 
     with Session.of(context).writer() as database, database.writer() as session:
-        lift_silence(session, silence, _who())
+        lift_silence(session, silence, who())
     say(f"silence {silence}: ended\n")
 
 
@@ -114,13 +115,8 @@ def close(
     session = Session.of(context)
     config, _ = session.config()
     with session.writer() as database:
-        close_alert(database, alert, _who(), reason, config)
+        close_alert(database, alert, who(), reason, config)
     say(f"alert {alert}: closed\n")
-
-
-def _who() -> str:
-    """Return user@host: a team has several hosts, and the same user name on many of them."""
-    return f"{actor()}@{platform.node() or 'localhost'}"
 
 
 def _length(text: str) -> timedelta:
@@ -136,15 +132,27 @@ def _length(text: str) -> timedelta:
 
 
 def _rows(session: "DatabaseSession", alerts: "list[StoredAlert]") -> list[dict[str, Any]]:
-    from quantwatch.alerts.flapping import WITHIN, flapping
-    from quantwatch.store import clock, episodes
     from quantwatch.store.silences import active_silences
 
-    silences = active_silences(session)
-    since = clock.now(session) - WITHIN
-    counts = episodes.num_fired(session, [alert.id for alert in alerts], since)
-    unsteady = flapping(counts)
+    silences, unsteady = active_silences(session), _unsteady(session, alerts)
     return [_alert(alert, silences) | {"flapping": alert.id in unsteady} for alert in alerts]
+
+
+def _unsteady(session: "DatabaseSession", alerts: "list[StoredAlert]") -> set[int]:
+    """Return the alerts that flap, as their checks were applied."""
+    from quantwatch.alerts.flapping import flapping, window
+    from quantwatch.config.watching import FlappingConfig
+    from quantwatch.store import clock, episodes
+    from quantwatch.store.applied import applied_checks
+
+    applied, now = applied_checks(session), clock.now(session)
+    found: set[int] = set()
+    for check in {alert.check for alert in alerts}:
+        settings = applied.get(check, {}).get("alerting", {}).get("flapping", {})
+        config = FlappingConfig.model_validate(settings)
+        mine = [alert.id for alert in alerts if alert.check == check]
+        found |= flapping(episodes.num_fired(session, mine, now - window(config)), config)
+    return found
 
 
 def _alert(alert: "StoredAlert", silences: "list[StoredSilence]") -> dict[str, Any]:

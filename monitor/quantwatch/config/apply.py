@@ -2,16 +2,19 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from quantwatch.config.endpoints import ADDRESS
 from quantwatch.config.roots import runs_own_code
 from quantwatch.config.schema import CheckConfig, Config
 from quantwatch.telemetry import canonical_sha
 
-Kind = Literal["check", "schedule", "endpoint"]
+Kind = Literal["check", "schedule", "endpoint", "settings"]
 Action = Literal["added", "removed", "changed"]
 Document = Mapping[str, Any]
+NEXT_START = "from the next start on"
+"""The mark of settings that a running service does not take over."""
 OWN_CODE = "runs its own code"
 """The mark of a check whose model may run code of its own."""
 _MOST_DETAILS = 8
@@ -20,10 +23,15 @@ _MOST_LETTERS = 60
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What the service works with now: checks as documents, endpoints by digest."""
+    """What the service works with now, as documents by name."""
 
     checks: Mapping[str, Document] = field(default_factory=dict)
-    endpoints: Mapping[str, str] = field(default_factory=dict)
+    endpoints: Mapping[str, Document | None] = field(default_factory=dict)
+    """None: in use, but of its settings nothing is known."""
+    settings: Mapping[str, Document] = field(default_factory=dict)
+    """Sections `service` and `retention`; the defaults where one is absent."""
+    folders: Mapping[str, str] = field(default_factory=dict)
+    """Where the relative paths of a check start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +67,32 @@ def document_sha(document: Document) -> str:
     return canonical_sha(document)
 
 
+def settings_documents(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the sections that are neither checks nor endpoints as documents.
+
+    Without `database`: that says which database a plan is compared with.
+    """
+    sections = {"service": config.service, "retention": config.retention}
+    return {name: section.model_dump(mode="json") for name, section in sections.items()}
+
+
 def plan(
-    config: Config, endpoint_shas: Mapping[str, str] | None, applied: Applied
+    config: Config,
+    endpoints: Mapping[str, Document] | None,
+    applied: Applied,
+    folder: str | None = None,
 ) -> tuple[Change, ...]:
     """Return what applying a configuration would change, in the order of names; () for nothing.
 
-    `endpoint_shas` are the digests of the resolved endpoints; None leaves endpoints out.
+    `endpoints` are the documents of the resolved endpoints, None leaves endpoints out; `folder` is
+    the configuration's own, None leaves it out.
     """
     wanted = documents(config)
-    changes = [*_check_changes(wanted, applied.checks)]
+    changes = [*_check_changes(wanted, applied, folder)]
     changes += _schedule_changes(wanted, applied.checks)
-    if endpoint_shas is not None:
-        changes += _endpoint_changes(endpoint_shas, applied.endpoints)
+    if endpoints is not None:
+        changes += _endpoint_changes(endpoints, applied.endpoints)
+    changes += _settings_changes(settings_documents(config), applied.settings)
     return tuple(_marked(change, config) for change in changes)
 
 
@@ -94,10 +116,14 @@ def differences(before: Any, after: Any, where: str = "") -> Iterator[str]:
 
 
 def _check_changes(
-    wanted: Mapping[str, Document], applied: Mapping[str, Document]
+    wanted: Mapping[str, Document], applied: Applied, folder: str | None
 ) -> Iterator[Change]:
-    for name in sorted({*wanted, *applied}):
-        yield from _change("check", name, applied.get(name), wanted.get(name), without="schedule")
+    for name in sorted({*wanted, *applied.checks}):
+        before, after = applied.checks.get(name), wanted.get(name)
+        if folder is not None and before is not None and after is not None:
+            before = {**before, "folder": applied.folders.get(name)}
+            after = {**after, "folder": folder}
+        yield from _change("check", name, before, after, without="schedule")
 
 
 def _schedule_changes(
@@ -108,15 +134,36 @@ def _schedule_changes(
         yield from _change("schedule", name, before, after)
 
 
-def _endpoint_changes(wanted: Mapping[str, str], applied: Mapping[str, str]) -> Iterator[Change]:
+def _endpoint_changes(
+    wanted: Mapping[str, Document], applied: Mapping[str, Document | None]
+) -> Iterator[Change]:
     for name in sorted({*wanted, *applied}):
         if name not in applied:
             yield Change("added", "endpoint", name)
         elif name not in wanted:
             yield Change("removed", "endpoint", name)
-        elif wanted[name] != applied[name]:
-            # The digest covers secrets: which key it was is not told.
-            yield Change("changed", "endpoint", name, ("its settings or secrets",))
+        elif found := _endpoint_differences(applied[name], wanted[name]):
+            yield Change("changed", "endpoint", name, _cut(found))
+
+
+def _endpoint_differences(before: Document | None, after: Document) -> list[str]:
+    if before is None:
+        return ["its settings, which were never applied"]
+    old, new = ({k: v for k, v in each.items() if k != ADDRESS} for each in (before, after))
+    # Which of them it was is not told.
+    hidden = [] if before.get(ADDRESS) == after.get(ADDRESS) else ["its address or secrets"]
+    return [*differences(old, new), *hidden]
+
+
+def _settings_changes(
+    wanted: Mapping[str, Document], applied: Mapping[str, Document]
+) -> Iterator[Change]:
+    first = settings_documents(Config(schema_version=1))
+    for name in sorted(wanted):
+        before = applied.get(name, first[name])
+        for change in _change("settings", name, before, wanted[name]):
+            marks = (NEXT_START,) if name == "service" else ()
+            yield replace(change, marks=marks)
 
 
 def _change(
@@ -136,7 +183,7 @@ def _marked(change: Change, config: Config) -> Change:
     check = config.checks.get(change.name)
     if change.kind != "check" or check is None or not (words := mark(check)):
         return change
-    return Change(change.action, change.kind, change.name, change.details, (words,))
+    return replace(change, marks=(words,))
 
 
 def _cut(found: Sequence[str]) -> tuple[str, ...]:

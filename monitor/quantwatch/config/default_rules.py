@@ -47,6 +47,9 @@ DEFAULT_RULES: tuple[RuleConfig, ...] = (
     ),
 )
 
+_COUNTS = ("enter_runs", "m_of_n")
+"""Two ways to count breaches, of which a rule has one: what is written replaces the other."""
+
 
 def merge_rules(*levels: Iterable[RuleOverride]) -> tuple[RuleConfig, ...]:
     """Return the rules of all levels, later ones changing earlier ones of the same name.
@@ -82,12 +85,14 @@ def merge_rule(rules: dict[str, RuleConfig], written: RuleOverride) -> RuleConfi
 
 
 def _base(known: RuleConfig | None, given: dict[str, object]) -> dict[str, object]:
-    """Return the fields that stay; another kind takes another number."""
+    """Return the fields that stay; another kind takes another number, and so does counting."""
     if known is None:
         return {}
     fields = known.model_dump(exclude_none=True)
     if given.get("kind", known.kind) != known.kind:
         fields = {k: v for k, v in fields.items() if k not in NUMBER_OF_KIND.values()}
+    if not given.keys().isdisjoint(_COUNTS):
+        fields = {k: v for k, v in fields.items() if k not in _COUNTS}
     return fields
 
 

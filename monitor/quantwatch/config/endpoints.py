@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quantwatch.config.receiver_urls import parse_url
 from quantwatch.config.secrets import Secret, from_environment, from_file
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from quantwatch.config.schema import Config
 
+ADDRESS = "address_and_secrets"
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -54,6 +55,17 @@ class Endpoint:
         secrets = [secret.reveal() for secret in self.secrets]
         networks = [str(network) for network in self.networks]
         return canonical_sha([str(self.url), secrets, self.format, networks])
+
+
+def endpoint_document(config: EndpointConfig, endpoint: Endpoint) -> dict[str, Any]:
+    """Return an endpoint as it is kept and shown: its settings, of the URL the host alone.
+
+    `ADDRESS` is a digest of URL and secrets, one way, to see that they changed.
+    """
+    document = config.model_dump(mode="json")
+    document["url"] = None if config.url is None else endpoint.host
+    secrets = [secret.reveal() for secret in endpoint.secrets]
+    return {**document, ADDRESS: canonical_sha([str(endpoint.url), secrets])}
 
 
 def resolve_endpoints(

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from quantwatch.config.base import Name, Strict
+from quantwatch.config.counts import MOST_RUNS, MOfN, counts_problem
 from quantwatch.config.drift import name_problem
 from quantwatch.config.scopes import as_globs, scope_problem
 from quantwatch.domain import Severity
@@ -59,8 +60,9 @@ class RuleOverride(Strict):
     factor: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     min_effect: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     severity: Severity | None = None
-    enter_runs: int | None = Field(default=None, ge=1, le=30)
-    leave_runs: int | None = Field(default=None, ge=1, le=30)
+    enter_runs: int | None = Field(default=None, ge=1, le=MOST_RUNS)
+    m_of_n: MOfN | None = None
+    leave_runs: int | None = Field(default=None, ge=1, le=MOST_RUNS)
     leave_factor: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
     non_finite: NonFinitePolicy | None = None
     enabled: bool | None = None
@@ -107,10 +109,21 @@ class RuleConfig(RuleOverride):
         default=Severity.CRITICAL, description="warning → warn, critical → regression."
     )
     enter_runs: int = Field(
-        default=1, ge=1, le=30, description="Succeeded runs in a row that breach before it fires."
+        default=1,
+        ge=1,
+        le=MOST_RUNS,
+        description="Succeeded runs in a row that breach before it fires.",
+    )
+    m_of_n: MOfN | None = Field(
+        default=None,
+        description="Instead of enter_runs: [2, 5] fires when a run breaches and so did two of the "
+        "last five judged ones, itself included. At most 30.",
     )
     leave_runs: int = Field(
-        default=2, ge=1, le=30, description="Succeeded runs in a row that are clear of it again."
+        default=2,
+        ge=1,
+        le=MOST_RUNS,
+        description="Succeeded runs in a row that are clear of it again.",
     )
     leave_factor: float = Field(
         default=0.8,
@@ -136,6 +149,17 @@ class RuleConfig(RuleOverride):
         """Slug of the measured metric that the rule reads."""
         return DERIVED[self.metric].source if self.metric in DERIVED else self.metric
 
+    @property
+    def entering(self) -> tuple[int, int | None]:
+        """How many breaches it takes, and among how many judged runs; None: they are in a row.
+
+        One breach is enough whatever it is one of.
+        """
+        if self.m_of_n is None:
+            return self.enter_runs, None
+        m, n = self.m_of_n
+        return m, n if m > 1 else None
+
     @field_validator("metric")
     @classmethod
     def _known_metric(cls, metric: str) -> str:
@@ -152,6 +176,8 @@ class RuleConfig(RuleOverride):
 
     @model_validator(mode="after")
     def _consistent(self) -> "RuleConfig":
+        if (problem := counts_problem(self.enter_runs, self.m_of_n)) is not None:
+            raise ValueError(problem)
         if self.metric == NONFINITE:
             return self
         if self.metric == DRIFT:

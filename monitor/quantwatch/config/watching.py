@@ -83,6 +83,31 @@ class MaintenanceConfig(Strict):
 
 
 SHORTEST_REMINDER_S = 12 * 3600
+LONGEST_WINDOW_S = 90 * 86400
+
+
+class FlappingConfig(Strict):
+    """When an alert comes and goes so often that it is said to flap."""
+
+    firings: int = Field(
+        default=4, ge=1, le=100, description="An alert that fired more often than this flaps."
+    )
+    within: PositiveDuration = Field(
+        default="7d", description="In which time, up to now; 90d at most."
+    )
+    leave_factor: int = Field(
+        default=2,
+        ge=1,
+        le=10,
+        description="So many times leave_runs does one that flaps have to stay away before it is "
+        "resolved; 1: it is shown, nothing else.",
+    )
+
+    @model_validator(mode="after")
+    def _recent(self) -> "FlappingConfig":
+        if seconds(self.within) > LONGEST_WINDOW_S:
+            raise ValueError(f"within = {self.within!r} is too long; allowed: 90d or less")
+        return self
 
 
 class AlertingConfig(Strict):
@@ -104,6 +129,9 @@ class AlertingConfig(Strict):
     )
     unhealthy_runs: int = Field(
         default=2, ge=1, description="Failed runs in a row before the check is called unhealthy."
+    )
+    flapping: FlappingConfig = Field(
+        default_factory=FlappingConfig, description="When an alert flaps, and what follows."
     )
     maintenance: tuple[MaintenanceConfig, ...] = Field(
         default=(), description="Windows without messages."

@@ -70,17 +70,7 @@ def _next(session: Session, endpoint: Endpoint, bucket: Bucket) -> Due | None:
     if not waiting or waiting[0].attempts or waiting[0].type == DIGEST:
         return waiting[0] if waiting else None
     members = members_of(waiting, most_shown)
-    if len(members) < 2:
-        return waiting[0]
-    held = _held(session, members)
-    return _digest(session, held, endpoint) if len(held) > 1 else next(iter(held), None)
-
-
-def _held(session: Session, members: list[Due]) -> list[Due]:
-    """Return what still waits and is held now; nothing of a subject that is being changed."""
-    kept = digests.hold_waiting(session, [one.delivery_id for one in members])
-    changing = {one.subject for one in members if one.delivery_id not in kept}
-    return [one for one in members if one.subject not in changing]
+    return _digest(session, members, endpoint) if len(members) > 1 else waiting[0]
 
 
 def _digest(session: Session, members: list[Due], endpoint: Endpoint) -> Due:

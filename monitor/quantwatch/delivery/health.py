@@ -3,12 +3,14 @@
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from quantwatch.delivery.backoff import next_ratio
+from quantwatch.delivery.backoff import LONGEST_S, next_ratio
 from quantwatch.delivery.outcomes import Outcome
 from quantwatch.store.suppression import RECOVERED
 
 ENABLED, AUTO, GONE, INVALID = "enabled", "disabled_auto", "disabled_gone", "invalid"
 LONGEST_FAILURE = timedelta(days=5)
+LONGEST_GAP = timedelta(seconds=LONGEST_S)
+"""Of the time between two attempts no more is evidence: nothing waits longer for its next one."""
 TOLD_AT_FAILURE = 4
 
 
@@ -19,6 +21,7 @@ class Health:
     state: str = ENABLED
     reason: str | None = None
     failing_since: datetime | None = None
+    """Moved on by what nobody tried in: a jump of the clock is no failure of the receiver."""
     num_failures: int = 0
     """In a row."""
     failure_ratio: float = 0.0
@@ -36,8 +39,7 @@ def after(health: Health, outcome: Outcome, at: datetime) -> Health:
             last_success_at=at,
             last_attempt_at=at,
         )
-    # A clock that was ahead must not put off the end for as long.
-    since = min(health.failing_since or at, at)
+    since = _since(health, at)
     failing = replace(
         health,
         failing_since=since,
@@ -67,6 +69,16 @@ def notices(before: Health, now: Health, outcome: Outcome) -> tuple[str, ...]:
     elif outcome.next == "dead" and now.state == ENABLED:
         told.append("endpoint.exhausted")
     return tuple(told)
+
+
+def _since(health: Health, at: datetime) -> datetime:
+    """Return when the streak began, as far as attempts bear witness to it."""
+    if health.failing_since is None:
+        return at
+    gap = at - (health.last_attempt_at or health.failing_since)
+    unseen = max(timedelta(), gap - LONGEST_GAP)
+    # A clock that was ahead must not put off the end for as long.
+    return min(health.failing_since + unseen, at)
 
 
 def _state(outcome: Outcome, failing_for: timedelta) -> tuple[str, str | None]:

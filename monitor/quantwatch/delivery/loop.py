@@ -15,6 +15,7 @@ from quantwatch.delivery.lane import Lane
 from quantwatch.observability import logs, meters
 from quantwatch.store import clock, dead_letters, deliveries, digests
 from quantwatch.store.endpoints import sync_endpoints
+from quantwatch.store.lock_order import hold_outbox
 from quantwatch.store.session import Database
 
 log = logs.get(__name__)
@@ -90,6 +91,7 @@ class Deliverer:
         """Take back lost leases, bury what nobody can be told, measure the queue's age."""
         settings = {name: lane.endpoint.settings_sha for name, lane in self._lanes.items()}
         with self.db.writer() as session:
+            hold_outbox(session)
             if not self._synced:
                 sync_endpoints(session, settings)
             now = clock.now(session)

@@ -15,11 +15,8 @@ from quantwatch.delivery.outcomes import Outcome, outcome_of
 from quantwatch.delivery.rates import Bucket
 from quantwatch.store import clock, failed_tasks
 from quantwatch.store.deliveries import Attempt, Message, finish
-from quantwatch.store.endpoints import (
-    EndpointState,
-    lock_endpoint,
-    save_endpoint,
-)
+from quantwatch.store.endpoints import EndpointState, lock_endpoint, save_endpoint
+from quantwatch.store.lock_order import again
 from quantwatch.store.outbox import suppress_untold
 from quantwatch.store.session import Database
 
@@ -50,10 +47,24 @@ def settle(
     this one.
     """
     outcome = outcome_of(answer, message.attempt, once=message.type == notices.TEST)
+    judged = outcome, answer
+    # A message that was sent, and of which nothing is written down, would be sent again.
+    return again(lambda: _settle(db, message, endpoint, judged, chance, deaf))
+
+
+def _settle(
+    db: Database,
+    message: Message,
+    endpoint: Endpoint,
+    judged: tuple[Outcome, Answer],
+    chance: float,
+    deaf: Collection[str],
+) -> Settled | None:
+    outcome, answer = judged
     with db.writer() as session:
         row = lock_endpoint(session, endpoint.name)
         before = _health(row)
-        attempt = _attempt(session, message, (outcome, answer), before.failure_ratio, chance)
+        attempt = _attempt(session, message, judged, before.failure_ratio, chance)
         if not finish(session, message, attempt):
             return None
         now = health.after(before, outcome, clock.now(session))

@@ -1,6 +1,7 @@
 """The records that travel from stage to stage: no torch, no SQL, no clock."""
 
 from quantwatch.domain.comparisons import MIN_SAMPLES, Baseline, Comparison
+from quantwatch.domain.history import Ended, Judged
 from quantwatch.domain.inputs import (
     Fingerprint,
     Prompt,
@@ -55,8 +56,10 @@ __all__ = [
     "CandidateResult",
     "Comparison",
     "Culprit",
+    "Ended",
     "Fingerprint",
     "Json",
+    "Judged",
     "Measurement",
     "NonFinite",
     "Observation",

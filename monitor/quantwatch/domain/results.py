@@ -110,9 +110,14 @@ class RuleOutcome:
     """+1 when higher is worse, −1 when lower is."""
     may_be_chance: bool = False
     """Whether it rests on a statistical test: a confirmation run then precedes any message."""
+    enter_window: int | None = None
+    """Among how many judged runs the `enter_runs` breaches are; None: they are in a row."""
     was_tested: bool = False
     """Of what is undecided: whether everything was measured and the test did not establish it. A
     confirmation run has then answered: it does not confirm."""
+    opens: bool = True
+    """Whether a breach opens an alert: not if all of it was told before, and nothing has become
+    worse since it was last found good."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ def evidence_of(result: RunResult, outcome: RuleOutcome, run: RunRef) -> dict[st
             "more_scopes": max(0, len(alerts) - SCOPES),
             "culprit": None if candidate is None else explanation(candidate),
             "baseline": result.baseline_run_id,
+            "rule_sha": outcome.rule_sha,
             "drift": headline(changes) or None,
             "changed": [_change(record) for record in changes[:CHANGES]],
             "more_changed": max(0, len(changes) - CHANGES),

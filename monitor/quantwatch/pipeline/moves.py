@@ -46,6 +46,7 @@ def state_of(alert: StoredAlert) -> AlertState:
         alert.num_clear,
         alert.num_missing,
         alert.rule_sha,
+        alert.breach_window,
         alert.awaits_run_id,
     )
 
@@ -81,6 +82,7 @@ def _values(state: AlertState, episode_id: str | None, facts: Facts) -> dict[str
         "state": state.state.value,
         "severity": None if state.severity is None else state.severity.value,
         "num_breaches": state.num_breaches,
+        "breach_window": state.window,
         "num_clear": state.num_clear,
         "num_missing": state.num_missing,
         "rule_sha": state.rule_sha,
@@ -167,7 +169,8 @@ def _counted(episode: Episode, facts: Facts) -> Episode:
     if outcome is None:
         return episode
     peak = worst_of(Peak(episode.peak_value, episode.peak_kind), outcome)
-    ran = facts.run_id is not None
+    # A run that is judged again is still one run.
+    ran = facts.run_id is not None and facts.run_id != episode.last_run_id
     return replace(
         episode,
         num_runs=episode.num_runs + ran,

@@ -1,6 +1,6 @@
 """Every candidate of a run against its baseline, prompt by prompt, decided together."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from quantwatch.baselines.decision import established
@@ -58,6 +58,25 @@ def tests_of(
     for (name, metric, scope), decided in established(family, alone).items():
         found[name][metric, scope] = decided
     return found
+
+
+def compared_with(
+    sides: Sides, result: CandidateResult, metric: str, before: tuple[Sequence[str], Blocks]
+) -> tuple[list[Comparison], bool]:
+    """Return a metric's comparisons with the mean of some earlier runs, undecided, and whether this
+    run is pooled with the one that it confirms.
+    """
+    run_ids, blocks = before
+    pool = _is_pooled(sides, result)
+    now = _now(sides, result.name, sides.earlier if pool else None)
+    found = compare_candidate(
+        [metric],
+        now,
+        lambda source: blocks(result.name, source),
+        sides.run.noise_floor,
+        Resampler(*run_ids, sides.run.run_id),
+    )
+    return list(found.values()), pool
 
 
 def _alone(sides: Sides, rules: Rules) -> dict[tuple[str, str, str], Comparison]:

@@ -12,6 +12,7 @@ from quantwatch.alerts import flapping as flaps
 from quantwatch.alerts.grouping import Change, Message, messages
 from quantwatch.alerts.silences import Silence, in_maintenance, is_silenced
 from quantwatch.config.schema import CheckConfig, Config
+from quantwatch.config.watching import FlappingConfig
 from quantwatch.domain import Severity
 from quantwatch.pipeline.moves import Changed
 from quantwatch.report.message import Member, Notice, body
@@ -72,9 +73,11 @@ def tell(session: Session, at: Desk, changes: Sequence[Changed]) -> int:
     return told
 
 
-def flapping(session: Session, alert_ids: Iterable[int], at: datetime) -> frozenset[int]:
+def flapping(session: Session, alert_ids: Iterable[int], at: Desk) -> frozenset[int]:
     """Return which alerts fire again and again."""
-    return flaps.flapping(episodes.num_fired(session, alert_ids, at - flaps.WITHIN))
+    config = FlappingConfig() if at.settings is None else at.settings.alerting.flapping
+    since = at.moment - flaps.window(config)
+    return flaps.flapping(episodes.num_fired(session, alert_ids, since), config)
 
 
 def _by_candidate(changes: Iterable[Changed]) -> dict[str, list[Changed]]:
@@ -106,7 +109,7 @@ def _tell_group(session: Session, at: Desk, group: Sequence[Changed]) -> int:
         {number: at.audience(changed) for number, changed in by_id.items()},
         _told_before(session, at, group[0].alert, by_id),
     )
-    unsteady = flapping(session, by_id, at.moment)
+    unsteady = flapping(session, by_id, at)
     for message in planned:
         members = [_member(by_id[number], number in unsteady) for number in message.members]
         _publish(session, at, group[0].alert.candidate, message, members)

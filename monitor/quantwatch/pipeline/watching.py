@@ -15,7 +15,7 @@ from quantwatch.alerts.overrides import rules_for
 from quantwatch.config.durations import seconds
 from quantwatch.config.rules import OWN_RULES
 from quantwatch.config.schema import CheckConfig, Config
-from quantwatch.domain import RunStatus
+from quantwatch.domain import Json, RunStatus
 from quantwatch.errors import ConfigError, QuantwatchError, UserError
 from quantwatch.pipeline.moves import Changed, Facts, apply, state_of
 from quantwatch.pipeline.service_alerts import judge_service
@@ -23,7 +23,6 @@ from quantwatch.pipeline.telling import Desk, desk, tell
 from quantwatch.store import audit, confirmations, episodes, watched
 from quantwatch.store.episodes import Episode, StoredAlert
 from quantwatch.store.session import Database
-from quantwatch.store.watched import Watched
 
 _GRACE = "6h"
 """How long a confirmation run is waited for where no schedule says it."""
@@ -67,7 +66,7 @@ def close_alert(db: Database, alert_id: int, actor: str, comment: str, config: C
         alert = episodes.get_alert(session, alert_id)
         if alert.episode is None:
             raise UserError(f"alert {alert_id} is {alert.state}; there is nothing to close")
-        at = desk(session, name, _settings(known, config), config)
+        at = desk(session, name, settings_of(name, known.config, config), config)
         tell(session, at, _end(session, at, [alert], Reason.MANUAL))
         before = {"state": alert.state, "episode": alert.episode.id}
         audit.note(session, actor, "close", f"alert {alert_id}", before, {"comment": comment})
@@ -77,7 +76,7 @@ def _watch_check(session: Session, name: str, config: Config) -> int:
     known = watched.hold_check(session, name)
     if known is None:
         return 0
-    settings = _settings(known, config)
+    settings = settings_of(name, known.config, config)
     at = desk(session, name, settings, config)
     found = episodes.open_alerts(session, known.id)
     if known.removed_at is not None:
@@ -94,16 +93,16 @@ def _watch_check(session: Session, name: str, config: Config) -> int:
     return told + tell(session, at, list(_reminders(at, settings, current)))
 
 
-def _settings(known: Watched, config: Config) -> CheckConfig | None:
+def settings_of(name: str, applied: Json | None, config: Config) -> CheckConfig | None:
     """Return a check as this process knows it, else as it was applied; None if neither."""
-    if known.name in config.checks:
-        return config.checks[known.name]
-    if known.config is None:
+    if name in config.checks:
+        return config.checks[name]
+    if applied is None:
         return None
     try:
-        return CheckConfig.model_validate(known.config)
+        return CheckConfig.model_validate(applied)
     except ValidationError as error:
-        raise ConfigError(f"check {known.name}, as it was applied, is not valid: {error}") from None
+        raise ConfigError(f"check {name}, as it was applied, is not valid: {error}") from None
 
 
 def _end(

@@ -6,24 +6,31 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from quantwatch.config.apply import Applied, Change, documents, mark, plan
-from quantwatch.config.endpoints import Endpoint, resolve_endpoints
+from quantwatch.config.apply import (
+    Applied,
+    Change,
+    Document,
+    documents,
+    mark,
+    plan,
+    settings_documents,
+)
+from quantwatch.config.endpoints import ADDRESS, Endpoint, endpoint_document, resolve_endpoints
 from quantwatch.config.load import load_config, validate_files
 from quantwatch.config.roots import require_inside
 from quantwatch.config.schema import Config
+from quantwatch.delivery import notices
 from quantwatch.errors import ConfigError
 from quantwatch.observability import labels, logs
 from quantwatch.service.ping import dead_man_of
+from quantwatch.store import applied as store
 from quantwatch.store import audit, schedules
-from quantwatch.store.applied import (
-    applied_checks,
-    applied_endpoints,
-    apply_checks,
-    apply_endpoints,
-    keep_others_out,
-)
 from quantwatch.store.session import Database
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
 
 log = logs.get(__name__)
 
@@ -49,6 +56,12 @@ class Loaded:
     def endpoint_shas(self) -> dict[str, str]:
         """Digest of each endpoint's settings."""
         return {name: endpoint.settings_sha for name, endpoint in self.endpoints.items()}
+
+    @property
+    def endpoint_documents(self) -> dict[str, dict[str, Any]]:
+        """Each endpoint as it is kept and shown, without secrets."""
+        known = self.config.endpoints
+        return {name: endpoint_document(known[name], one) for name, one in self.endpoints.items()}
 
 
 def load(path: Path, env: Mapping[str, str] = os.environ) -> Loaded:
@@ -78,8 +91,8 @@ def digest_of(path: Path) -> str:
 def plan_changes(db: Database, loaded: Loaded) -> tuple[Change, ...]:
     """Return what applying it would change; nothing is written."""
     with db.reader() as session:
-        applied = Applied(applied_checks(session), applied_endpoints(session))
-    return plan(loaded.config, loaded.endpoint_shas, applied)
+        applied = _applied(session)
+    return _plan(loaded, applied)
 
 
 def apply(db: Database, loaded: Loaded, actor: str) -> tuple[Change, ...]:
@@ -87,24 +100,48 @@ def apply(db: Database, loaded: Loaded, actor: str) -> tuple[Change, ...]:
 
     Return what changed; each change is audited under `actor`.
     """
-    wanted = documents(loaded.config)
+    wanted = _wanted(loaded)
+    kept = {f"{store.ENDPOINT}{name}": one for name, one in loaded.endpoint_documents.items()}
     with db.writer() as session:
-        keep_others_out(session)
-        checks = applied_checks(session)
-        changes = plan(
-            loaded.config, loaded.endpoint_shas, Applied(checks, applied_endpoints(session))
-        )
-        apply_checks(session, wanted, str(loaded.folder))
+        store.keep_others_out(session)
+        applied = _applied(session)
+        changes = _plan(loaded, applied)
+        store.apply_checks(session, wanted.checks, str(loaded.folder))
         schedules.apply(session, loaded.config.checks)
-        apply_endpoints(session, loaded.endpoint_shas)
+        store.apply_endpoints(session, loaded.endpoint_shas)
+        notices.end_removed(session, loaded.endpoints)
+        store.apply_settings(session, {**wanted.settings, **kept})
         for change in changes:
-            before, after = (each.get(change.name) for each in (checks, wanted))
-            if change.kind == "endpoint":
-                before = after = None
+            before, after = (_document(each, change) for each in (applied, wanted))
             subject = f"{change.kind}:{change.name}"
             audit.note(session, actor, f"config.{change.action}", subject, before, after)
     tell(changes, loaded)
     return changes
+
+
+def _applied(session: "Session") -> Applied:
+    return Applied(
+        checks=store.applied_checks(session),
+        endpoints=store.applied_endpoints(session),
+        settings=store.applied_settings(session),
+        folders=store.applied_folders(session),
+    )
+
+
+def _wanted(loaded: Loaded) -> Applied:
+    settings = settings_documents(loaded.config)
+    return Applied(documents(loaded.config), loaded.endpoint_documents, settings)
+
+
+def _plan(loaded: Loaded, applied: Applied) -> tuple[Change, ...]:
+    return plan(loaded.config, loaded.endpoint_documents, applied, str(loaded.folder))
+
+
+def _document(all_: Applied, change: Change) -> Document | None:
+    """Return what a change is about, as the audit keeps it: no digest of secrets."""
+    kinds = {"endpoint": all_.endpoints, "settings": all_.settings}
+    found = kinds.get(change.kind, all_.checks).get(change.name)
+    return None if found is None else {k: v for k, v in found.items() if k != ADDRESS}
 
 
 def tell(changes: tuple[Change, ...], loaded: Loaded) -> None:

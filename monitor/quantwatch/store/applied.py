@@ -6,17 +6,18 @@ What vanished from the file is marked as removed, never deleted: its history sta
 from collections.abc import Mapping
 from datetime import datetime
 
-from sqlalchemy import or_, select, text, update
+from sqlalchemy import delete, insert, or_, select, text, update
 from sqlalchemy.orm import Session
 
 from quantwatch.domain import Json
 from quantwatch.store import clock, lookups
 from quantwatch.store.endpoints import sync_endpoints
-from quantwatch.store.tables import CheckRow, EndpointRow
+from quantwatch.store.tables import AppliedSettingsRow, CheckRow, EndpointRow
 from quantwatch.store.types import json_sha
 
 _APPLY_LOCK = 0x6170706C79  # "apply": any number, the same in every process
 _IN_USE = (CheckRow.config_sha.is_not(None), CheckRow.removed_at.is_(None))
+ENDPOINT = "endpoint:"
 REMOVED = "removed"
 """State of an endpoint that the configuration no longer has."""
 
@@ -50,11 +51,26 @@ def apply_checks(session: Session, checks: Mapping[str, Json], base_dir: str) ->
     )
 
 
-def applied_endpoints(session: Session) -> dict[str, str]:
-    """Return the endpoints that the service works with: name to digest of their settings."""
-    query = select(EndpointRow.name, EndpointRow.settings_sha)
-    found = session.execute(query.where(EndpointRow.state != REMOVED).order_by(EndpointRow.name))
-    return {row.name: row.settings_sha for row in found}
+def applied_folders(session: Session) -> dict[str, str]:
+    """Return where the relative paths of those checks start."""
+    query = select(CheckRow.name, CheckRow.base_dir).where(*_IN_USE)
+    return {row.name: row.base_dir or "" for row in session.execute(query)}
+
+
+def applied_endpoints(session: Session) -> dict[str, Json | None]:
+    """Return the endpoints that the service works with by name, as they were applied last.
+
+    None: it is in use, but nobody has applied a configuration with it yet (a test message).
+    """
+    names = session.scalars(select(EndpointRow.name).where(EndpointRow.state != REMOVED))
+    settings = applied_settings(session)
+    return {name: settings.get(f"{ENDPOINT}{name}") for name in sorted(names)}
+
+
+def applied_settings(session: Session) -> dict[str, Json]:
+    """Return all that was applied besides checks: `service`, `retention`, `endpoint:` names."""
+    rows = session.execute(select(AppliedSettingsRow.name, AppliedSettingsRow.document))
+    return {row.name: row.document for row in rows}
 
 
 def apply_endpoints(session: Session, settings: Mapping[str, str]) -> None:
@@ -68,6 +84,26 @@ def apply_endpoints(session: Session, settings: Mapping[str, str]) -> None:
         .values(state=REMOVED, reason="no longer in the configuration", settings_sha="")
         .execution_options(synchronize_session=False)
     )
+
+
+def removed_endpoints(session: Session) -> list[str]:
+    """Return the endpoints that the configuration no longer has, by name."""
+    removed = select(EndpointRow.name).where(EndpointRow.state == REMOVED)
+    return list(session.scalars(removed.order_by(EndpointRow.name)))
+
+
+def apply_settings(session: Session, settings: Mapping[str, Json]) -> None:
+    """Keep what was applied besides checks, in the transaction that keeps others out."""
+    known, moment = applied_settings(session), clock.now(session)
+    new = {name: document for name, document in settings.items() if known.get(name) != document}
+    stale = AppliedSettingsRow.name.not_in(list(settings)) | AppliedSettingsRow.name.in_(list(new))
+    session.execute(delete(AppliedSettingsRow).where(stale))
+    rows = [
+        {"name": name, "document": dict(document), "applied_at": moment}
+        for name, document in sorted(new.items())
+    ]
+    if rows:
+        session.execute(insert(AppliedSettingsRow), rows)
 
 
 def _apply_check(

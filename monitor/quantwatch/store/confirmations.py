@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from quantwatch.domain import RunStatus
+from quantwatch.domain import Json, RunStatus
 from quantwatch.store import queue
 from quantwatch.store.tables import CheckRow, RunRow
 
@@ -30,8 +30,17 @@ def origin(session: Session, run_id: str) -> Origin:
     return Origin(parent if trigger == TRIGGER else None, base_dir is not None)
 
 
-def queue_confirmation(session: Session, run_id: str) -> str | None:
-    """Queue the same run once more; return its id, None when that was done before."""
+def was_asked(session: Session, run_id: str) -> bool:
+    """Say whether a confirmation of a run was ever queued: there is one at most."""
+    mine = RunRow.slot_key == f"c:{run_id}:1", RunRow.parent_run_id == run_id
+    return session.scalar(select(RunRow.id).where(*mine).limit(1)) is not None
+
+
+def queue_confirmation(session: Session, run_id: str, config: Json | None = None) -> str | None:
+    """Queue the same run once more; return its id, None when that was done before.
+
+    `config` has the rules that it is judged by; the run's own when absent.
+    """
     run, check = session.execute(
         select(RunRow, CheckRow.name)
         .join(CheckRow, CheckRow.id == RunRow.check_id)
@@ -42,7 +51,7 @@ def queue_confirmation(session: Session, run_id: str) -> str | None:
     new = queue.NewRun(
         check=check,
         slot_key=f"c:{run_id}:1",
-        config=run.config,
+        config=run.config if config is None else config,
         base_dir=run.base_dir or "",
         trigger=TRIGGER,
         device=run.device or "cpu",

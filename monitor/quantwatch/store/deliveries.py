@@ -1,6 +1,6 @@
 """Deliveries that wait, are on their way, or have ended: claimed, finished, taken back.
 
-All functions belong to the caller's transaction, which holds the endpoint (`lock_endpoint`): two
+All functions belong to the caller's transaction, which holds the outbox (`lock_order`): two
 deliverers never claim for one endpoint at once.
 """
 

@@ -15,17 +15,8 @@ DIGEST = "digest"
 GROUPED = "grouped"
 
 
-def hold_waiting(session: Session, ids: Collection[int]) -> set[int]:
-    """Return which deliveries still wait, and keep others from changing those until the commit.
-
-    What another transaction is changing now is left out: it may be about to suppress it.
-    """
-    query = select(DeliveryRow.id).where(DeliveryRow.id.in_(ids), DeliveryRow.state.in_(WAITING))
-    return set(session.scalars(query.with_for_update(skip_locked=True)))
-
-
 def group(session: Session, ids: Sequence[int], digest_id: str) -> None:
-    """Let a digest carry deliveries that `hold_waiting` returned; they end as it ends."""
+    """Let a digest carry deliveries that wait; they end as it ends. The caller holds the outbox."""
     values = {"state": GROUPED, "digest_id": digest_id}
     waiting = DeliveryRow.id.in_(ids), DeliveryRow.state.in_(WAITING)
     session.execute(update(DeliveryRow).where(*waiting).values(values))

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from quantwatch.errors import UserError
 from quantwatch.store import audit
+from quantwatch.store.lock_order import hold_outbox
 from quantwatch.store.lookups import insert_new
 from quantwatch.store.session import Database
 from quantwatch.store.tables import DeliveryRow, EndpointRow, EventRow
@@ -47,6 +48,7 @@ _FRESH = {
 
 def sync_endpoints(session: Session, settings: Mapping[str, str]) -> None:
     """Know each configured endpoint (name to digest of its settings); a changed one is enabled."""
+    hold_outbox(session)
     rows = session.execute(select(EndpointRow.name, EndpointRow.settings_sha))
     known = {name: sha for name, sha in rows}  # noqa: C416 - a Row is no pair to mypy
     new = [
@@ -62,11 +64,12 @@ def sync_endpoints(session: Session, settings: Mapping[str, str]) -> None:
 
 
 def lock_endpoint(session: Session, name: str) -> EndpointState:
-    """Return an endpoint and keep others from changing it until the commit.
+    """Return an endpoint and hold the outbox: nobody else changes it, or what waits for it.
 
     Raises UserError when it is not known.
     """
-    query = select(EndpointRow).where(EndpointRow.name == name).with_for_update()
+    hold_outbox(session)
+    query = select(EndpointRow).where(EndpointRow.name == name)
     row = session.scalar(query.execution_options(populate_existing=True))
     if row is None:
         raise UserError(f"There is no endpoint {name!r} in the database; it was never used.")

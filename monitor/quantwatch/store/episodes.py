@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Select, func, insert, select, update
+from sqlalchemy import Select, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from quantwatch.domain import Json
@@ -17,8 +17,10 @@ from quantwatch.store import audit, clock, lookups, watched
 from quantwatch.store.tables import AlertRow, CheckRow, EpisodeRow
 
 INACTIVE = "inactive"
-STATE = ("state", "num_breaches", "num_clear", "num_missing", "episode_id")
+STATE = ("state", "num_breaches", "breach_window", "num_clear", "num_missing", "episode_id")
 """What an update is guarded by: all that the decision was made of."""
+OF_VALUES = ("recovered", "series_missing")
+"""Reasons of an end that a run's values gave."""
 _QUIET = {"synchronize_session": False}
 
 
@@ -59,6 +61,7 @@ class StoredAlert:
     state: str
     severity: str | None
     num_breaches: int
+    breach_window: int
     num_clear: int
     num_missing: int
     rule_sha: str | None
@@ -166,10 +169,14 @@ def acknowledge(session: Session, alert_id: int, actor: str, comment: str) -> St
 
 
 def num_fired(session: Session, alert_ids: Iterable[int], since: datetime) -> dict[int, int]:
-    """Return how many episodes of each alert have fired since an instant."""
+    """Return how many episodes of each alert have fired since an instant, of those that values end.
+
+    One that a person ended, by an edited rule, another pin or by hand, is no coming and going.
+    """
+    by_values = or_(EpisodeRow.resolve_reason.is_(None), EpisodeRow.resolve_reason.in_(OF_VALUES))
     rows = session.execute(
         select(EpisodeRow.alert_id, func.count())
-        .where(EpisodeRow.alert_id.in_(list(alert_ids)), EpisodeRow.fired_at >= since)
+        .where(EpisodeRow.alert_id.in_(list(alert_ids)), EpisodeRow.fired_at >= since, by_values)
         .group_by(EpisodeRow.alert_id)
     )
     return {row[0]: row[1] for row in rows}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import psycopg
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
-from quantwatch.errors import StoreError
+from quantwatch.errors import ConflictError, StoreError
 
 _SQLITE = {
     "SQLITE_BUSY": "is locked by another process; wait for it to finish, or stop it",
@@ -37,6 +37,7 @@ _POSTGRES = {
     "28000": "refuses this user; correct the database URL or pg_hba.conf",
     "3D000": "does not exist; create it with createdb",
 }
+_CONFLICTS = ("40P01", "40001")
 _POSTGRES_WORDS = {
     "password authentication failed": "28P01",
     "no password supplied": "28P01",
@@ -54,7 +55,8 @@ def clear_errors(name: str) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        raise StoreError(_line(name, error.orig or error)) from error
+        kind = ConflictError if _is_conflict(error.orig) else StoreError
+        raise kind(_line(name, error.orig or error)) from error
     except StatementError as error:
         if not isinstance(error.orig, ValueError | TypeError):
             raise
@@ -64,6 +66,10 @@ def clear_errors(name: str) -> Iterator[None]:
         raise StoreError(f"Database {name}: {error}.") from error
     except (sqlite3.Error, psycopg.Error) as error:
         raise StoreError(_line(name, error)) from error
+
+
+def _is_conflict(error: BaseException | None) -> bool:
+    return getattr(error, "sqlstate", None) in _CONFLICTS
 
 
 def _line(name: str, error: BaseException) -> str:

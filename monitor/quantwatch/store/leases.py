@@ -93,8 +93,8 @@ def claim(
         token = new_token()
         if slots.take(session, worker, found.device, found.id, token):
             return _hold(session, worker, found, Lease(token, moment, lease_s))
-        # Another worker took a device a moment ago.
-        free.remove(found.device)
+        # Another worker took a device a moment ago; nobody younger gets the others of this run.
+        free = slots.without(free, found.device)
     return None
 
 

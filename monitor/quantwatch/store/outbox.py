@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, insert, select, text, update
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from quantwatch.store import clock
+from quantwatch.store.lock_order import hold_outbox
 from quantwatch.store.suppression import RESOLVING, WAITING, Told, suppressed, told
 from quantwatch.store.tables import DeliveryRow, EventRow
 from quantwatch.telemetry import new_run_id
@@ -41,6 +42,7 @@ def publish(session: Session, event: Event, endpoints: Sequence[str]) -> str:
     Raises ValueError on NaN or an infinity in the body, TypeError on what JSON can't hold.
     """
     body = canonical(event.body)
+    hold_outbox(session)
     event_id, seq = new_run_id(), _next_seq(session, event.subject)
     moment = clock.now(session)
     row = {"id": event_id, "type": event.type, "subject": event.subject, "seq": seq}
@@ -79,7 +81,8 @@ def canonical(body: Mapping[str, Any]) -> bytes:
 def suppress_untold(session: Session, endpoint: str, subject: str) -> int:
     """Suppress what was resolved before it was told; return how many deliveries.
 
-    Called when a resolved event is published and after each failed attempt.
+    Called when a resolved event is published and after each failed attempt, by whoever holds the
+    outbox.
     """
     ids = sorted(suppressed(_told(session, endpoint, subject)))
     if ids:
@@ -104,7 +107,7 @@ def _told(session: Session, endpoint: str, subject: str) -> list[Told]:
 
 
 def history(session: Session, endpoint: str, subject: str) -> list[Told]:
-    """Return the newest deliveries of a subject in their order; the caller holds them."""
+    """Return the newest deliveries of a subject in their order; the caller holds the outbox."""
     columns = DeliveryRow.id, DeliveryRow.state, DeliveryRow.left_machine, EventRow.type
     query = (
         select(*columns, EventRow.body)
@@ -112,8 +115,6 @@ def history(session: Session, endpoint: str, subject: str) -> list[Told]:
         .where(DeliveryRow.endpoint == endpoint, DeliveryRow.subject == subject)
         .order_by(DeliveryRow.seq.desc())
         .limit(_MOST_LOOKED_AT)
-        # A deliverer that claims one of them now must be seen, or waited for.
-        .with_for_update(of=DeliveryRow)
     )
     rows = [
         told(id_, state, left_machine=left, event=(kind, body))
@@ -123,9 +124,6 @@ def history(session: Session, endpoint: str, subject: str) -> list[Told]:
 
 
 def _next_seq(session: Session, subject: str) -> int:
-    """Return the next number of a subject; other writers of that subject wait for the commit."""
-    if session.get_bind().dialect.name == "postgresql":
-        lock = text("SELECT pg_advisory_xact_lock(hashtextextended(:subject, 0))")
-        session.execute(lock, {"subject": subject})
+    """Return the next number of a subject, of which nobody else gives out any until the commit."""
     last = session.scalar(select(func.max(EventRow.seq)).where(EventRow.subject == subject))
     return 0 if last is None else last + 1

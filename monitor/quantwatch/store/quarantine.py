@@ -14,6 +14,7 @@ from quantwatch.store.tables import AuditRow, CheckRow, RunAttemptRow, RunRow
 DEATHS = 3
 WITHIN = timedelta(hours=24)
 _LIFTED = "quarantine lifted"
+_TAKEN_BACK = "quarantine taken back"
 
 
 def quarantine_if_poisonous(session: Session, check_id: int, check: str, moment: datetime) -> bool:
@@ -21,8 +22,7 @@ def quarantine_if_poisonous(session: Session, check_id: int, check: str, moment:
 
     Attempts with an exception don't count: they tell what is wrong, and harm nobody else.
     """
-    since = max(moment - WITHIN, _last_lifted(session, check) or moment - WITHIN)
-    if _deaths(session, check_id, since) < DEATHS:
+    if _deaths(session, check_id, _since(session, check, moment)) < DEATHS:
         return False
     apart = (
         update(CheckRow)
@@ -34,6 +34,20 @@ def quarantine_if_poisonous(session: Session, check_id: int, check: str, moment:
         return False
     why = {"abandoned_attempts": DEATHS, "within_hours": WITHIN.total_seconds() / 3600}
     audit.note(session, "reaper", "quarantined", f"check {check}", after=why)
+    return True
+
+
+def take_back(session: Session, check_id: int, check: str, moment: datetime) -> bool:
+    """Let a check be claimed again when too few of the deaths that set it apart were any.
+
+    Those that were go on counting, unlike after `lift_quarantine`. Say whether it was set apart.
+    """
+    apart = session.scalar(select(CheckRow.quarantined_at).where(CheckRow.id == check_id))
+    if apart is None or _deaths(session, check_id, _since(session, check, apart)) >= DEATHS:
+        return False
+    session.execute(update(CheckRow).where(CheckRow.id == check_id).values(quarantined_at=None))
+    why = {"reason": "a worker that was taken for dead is alive", "at": moment.isoformat()}
+    audit.note(session, "worker", _TAKEN_BACK, f"check {check}", after=why)
     return True
 
 
@@ -57,6 +71,11 @@ def lift_quarantine(db: Database, check: str, actor: str) -> None:
 def quarantined_since(session: Session, check: str) -> datetime | None:
     """Return when a check was set apart, None when it isn't."""
     return session.scalar(select(CheckRow.quarantined_at).where(CheckRow.name == check))
+
+
+def _since(session: Session, check: str, moment: datetime) -> datetime:
+    """Return since when deaths count that could set a check apart at a moment."""
+    return max(moment - WITHIN, _last_lifted(session, check) or moment - WITHIN)
 
 
 def _deaths(session: Session, check_id: int, since: datetime) -> int:

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from quantwatch.errors import UserError
 from quantwatch.store import audit, clock
 from quantwatch.store.digests import DIGEST
+from quantwatch.store.lock_order import hold_outbox
 from quantwatch.store.outbox import history
 from quantwatch.store.session import Database
 from quantwatch.store.suppression import told_again
@@ -37,6 +38,7 @@ def replay(db: Database, event_id: str, actor: str, *, again: bool = False) -> i
     """
     states = ("dead", "delivered") if again else ("dead",)
     with db.writer() as session:
+        hold_outbox(session)
         event = session.get(EventRow, event_id)
         if event is None or event.type == DIGEST:
             what = "a digest, replay what it carried" if event else "no event"
@@ -58,6 +60,7 @@ def replay_dead(db: Database, since: datetime | timedelta, actor: str) -> Replay
     """
     digests = select(EventRow.id).where(EventRow.type == DIGEST)
     with db.writer() as session:
+        hold_outbox(session)
         start = clock.now(session) - since if isinstance(since, timedelta) else since
         dead = and_(
             DeliveryRow.state == "dead",

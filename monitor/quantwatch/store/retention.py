@@ -20,10 +20,11 @@ from quantwatch.domain import RunStatus
 from quantwatch.store import clock
 from quantwatch.store.leases import LEASE_S
 from quantwatch.store.leftovers import log_tasks, orphan_tasks
+from quantwatch.store.lock_order import hold_outbox
 from quantwatch.store.pruning import Going, Task, find_going, tier_tasks
 from quantwatch.store.rollup import Limits
 from quantwatch.store.session import Database
-from quantwatch.store.tables import BlockRow, CheckRow, RunRow, ScheduleRow
+from quantwatch.store.tables import BlockRow, CheckRow, EventRow, RunRow, ScheduleRow
 from quantwatch.store.vacuum import give_back
 
 MAX_ROWS = 5000
@@ -203,16 +204,20 @@ def _keep_others_out(session: Session, task: Task) -> None:
     """Hold PostgreSQL's other writers for the length of one batch; SQLite has only one anyway.
 
     Otherwise a baseline pinned at this moment would lose its matrices, and a run that has just
-    found a name would refer to nothing.
+    found a name would refer to nothing. Events go with their deliveries.
     """
     if session.get_bind().dialect.name == "postgresql":
         mode = "run IN SHARE ROW EXCLUSIVE" if task.alone else "baseline_pin IN SHARE"
         session.execute(text(f"LOCK TABLE {mode} MODE"))
+    if task.table is EventRow:
+        hold_outbox(session)
 
 
 def _deletion(task: Task, size: int) -> ReturningDelete[int]:
     keys = list(task.table.__table__.primary_key)
     chosen = select(*keys).where(task.condition).limit(size).correlate(None)
+    # What somebody is changing now is not waited for (`lock_order`): it is old tomorrow, too.
+    chosen = chosen.with_for_update(skip_locked=True)
     key = tuple_(*keys) if len(keys) > 1 else keys[0]
     return delete(task.table).where(key.in_(chosen)).returning(_size(task))
 

@@ -16,6 +16,7 @@ from quantwatch.store.blocks import EncodedBlocks, insert_blocks
 from quantwatch.store.endings import OPERATION, free_device
 from quantwatch.store.latest import note_ended
 from quantwatch.store.leases import Claim, Lease, new_token
+from quantwatch.store.lock_order import again
 from quantwatch.store.queue import EMPTY
 from quantwatch.store.reading import read_result
 from quantwatch.store.records import RunSummary, SeriesPoint
@@ -122,7 +123,19 @@ def finish_run(
     RunStoppedError when it was cancelled, ValueError when the result contradicts itself.
     """
     _require_consistent(result, suite)
-    with EncodedBlocks(blocks) as encoded, db.writer() as session:
+    with EncodedBlocks(blocks) as encoded:
+        again(lambda: _finish(db, result, suite, encoded, lease, then))
+
+
+def _finish(
+    db: Database,
+    result: RunResult,
+    suite: Suite | None,
+    encoded: EncodedBlocks,
+    lease: str | None,
+    then: Settle | None,
+) -> None:
+    with db.writer() as session:
         check_id = _check_of(session, db, result.run_id)
         if suite is None:
             suite = Suite(result.suite_name, result.suite_hash, ())

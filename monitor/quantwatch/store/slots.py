@@ -3,30 +3,54 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from quantwatch.domain import RunStatus
 from quantwatch.store import lookups
 from quantwatch.store.attempts import WorkerId
 from quantwatch.store.queue import split
-from quantwatch.store.tables import DeviceSlotRow, RunRow
+from quantwatch.store.tables import CheckRow, DeviceSlotRow, RunRow
 
 
 def free_needs(
     session: Session, worker: WorkerId, devices: Sequence[str], moment: datetime
 ) -> list[str]:
-    """Return what waiting runs need of the devices, where all of it is free on this host."""
-    queued = select(RunRow.device).distinct().where(RunRow.status == RunStatus.QUEUED.value)
-    needs = session.scalars(queued.where(RunRow.not_before <= moment))
+    """Return what waiting runs need of the devices, where all of it is free on this host.
+
+    Who waits longer is served first: a run that waits for two devices keeps younger runs from both
+    of them, or it would be overtaken for as long as there are any.
+    """
     taken = set(session.scalars(select(DeviceSlotRow.device)))
-    return [
-        need
-        for need in needs
-        if need is not None
-        and set(split(need)) <= set(devices)
-        and taken.isdisjoint(map(worker.slot, split(need)))
-    ]
+    kept, free = {device for device in devices if worker.slot(device) in taken}, []
+    for need in _needs(session, moment):
+        wanted = set(split(need))
+        if not wanted <= set(devices):
+            # Another host's: it can't be carried out here.
+            continue
+        if kept.isdisjoint(wanted):
+            free.append(need)
+        else:
+            kept |= wanted
+    return free
+
+
+def without(needs: Sequence[str], blocked: str) -> list[str]:
+    """Return the needs that share no device with a blocked one."""
+    return [need for need in needs if set(split(need)).isdisjoint(split(blocked))]
+
+
+def _needs(session: Session, moment: datetime) -> list[str]:
+    """Return what the runs that may start need, that of the oldest run first."""
+    query = (
+        select(RunRow.device)
+        .join(CheckRow, CheckRow.id == RunRow.check_id)
+        .where(RunRow.status == RunStatus.QUEUED.value, RunRow.not_before <= moment)
+        .where(CheckRow.quarantined_at.is_(None))
+        .group_by(RunRow.device)
+        .order_by(func.min(RunRow.queued_at), func.min(RunRow.id))
+    )
+    return [need for need in session.scalars(query) if need is not None]
 
 
 def take(session: Session, worker: WorkerId, need: str, run_id: str, token: str) -> bool:

@@ -14,6 +14,7 @@ from quantwatch.store.components import Component, note_gone, note_seen
 from quantwatch.store.endings import Tell
 from quantwatch.store.leases import Claim
 from quantwatch.store.reaper import REAP_EVERY_S, reap
+from quantwatch.store.survivors import note_alive
 from quantwatch.store.unclaimed import expire
 from quantwatch.telemetry import new_run_id
 from quantwatch.worker import exits
@@ -186,8 +187,19 @@ class Worker:
         return "overdue" if standing.overdue_s >= patience else None
 
     def _close(self, claim: Claim, code: int, why: Why | None) -> None:
-        """Write the end down unless the run's process did. Raises LeaseLostError when it did."""
+        """Write the end down. Raises LeaseLostError when the run's process did, or a reaper."""
+        try:
+            self._end(claim, code, why)
+        except LeaseLostError:
+            # A reaper can't tell a worker that was cut off from a dead one.
+            if why is not None or not exits.is_death(code):
+                note_alive(self._database, claim)
+            raise
+
+    def _end(self, claim: Claim, code: int, why: Why | None) -> None:
         database = self._database
+        if why == "lost":
+            raise leases.lost(claim)
         if why == "stopped":
             endings.release(database, claim)
         elif why == "cancelled":
@@ -195,7 +207,7 @@ class Worker:
         elif why == "overdue":
             failure = Failure("deadline", "ran past its deadline; its process was killed")
             endings.time_out(database, claim, failure, self._tell)
-        elif why is None:
+        else:
             ending = endings.abandon if exits.is_death(code) else endings.fail
             ending(database, claim, exits.failure_of(code), self._tell)
 

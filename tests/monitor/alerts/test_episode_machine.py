@@ -1,5 +1,6 @@
 """The alert state machine as a table, and laws that hold whatever the runs say."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -55,6 +56,7 @@ class Row(NamedTuple):
 
 QUIET = at(INACTIVE)
 TWO = {"enter_runs": 2}
+MOFN = {"enter_runs": 2, "enter_window": 3}
 ONCE = {"leave_runs": 1}
 TABLE = {
     "inactive, clear: nothing": Row(QUIET, outcome(C), QUIET, ()),
@@ -91,6 +93,39 @@ TABLE = {
     "pending, missing twice: dropped": Row(
         at(PENDING, num_breaches=1, num_missing=1), outcome(M, **TWO), QUIET, (DROPPED,),
         Reason.SERIES_MISSING,
+    ),
+    "inactive, first of two of three: pends": Row(
+        QUIET, outcome(B, **MOFN), at(PENDING, num_breaches=1, window=0b1), (OPENED,)
+    ),
+    "pending, the next run is clear: one of three": Row(
+        at(PENDING, num_breaches=1, window=0b1), outcome(C, **MOFN),
+        at(PENDING, num_breaches=1, window=0b10), (),
+    ),
+    "pending, the next run is between: one of three, seen again": Row(
+        at(PENDING, num_breaches=1, window=0b1, num_missing=1), outcome(X, **MOFN),
+        at(PENDING, num_breaches=1, window=0b10), (),
+    ),
+    "pending, second of two of three: fires": Row(
+        at(PENDING, num_breaches=1, window=0b10), outcome(B, **MOFN), at(FIRING), (FIRED,)
+    ),
+    "pending, no breach among the last three: dropped": Row(
+        at(PENDING, num_breaches=1, window=0b100), outcome(C, **MOFN), QUIET, (DROPPED,),
+        Reason.RECOVERED,
+    ),
+    "pending by two of three, undecided: kept as it was": Row(
+        at(PENDING, num_breaches=1, window=0b10), outcome(U, **MOFN),
+        at(PENDING, num_breaches=1, window=0b10), (),
+    ),
+    "pending by two of three, missing: kept, no run of the three": Row(
+        at(PENDING, num_breaches=1, window=0b10), outcome(M, **MOFN),
+        at(PENDING, num_breaches=1, window=0b10, num_missing=1), (),
+    ),
+    "pending by two of three, missing twice: dropped": Row(
+        at(PENDING, num_breaches=1, window=0b10, num_missing=1), outcome(M, **MOFN), QUIET,
+        (DROPPED,), Reason.SERIES_MISSING,
+    ),
+    "firing by two of three, breach: fires on": Row(
+        at(FIRING), outcome(B, **MOFN), at(FIRING), ()
     ),
     "firing, breach: fires on": Row(at(FIRING), outcome(B), at(FIRING), ()),
     "firing, between: fires on": Row(at(FIRING), outcome(X), at(FIRING), ()),
@@ -201,6 +236,57 @@ def test_breach_ok_breach_ok_with_three_runs_fires_nothing() -> None:
     assert FIRED not in play([outcome(w, enter_runs=3) for w in (B, X, B, C, B, B, X)])
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from([B, X, C, U, M]), max_size=60),
+    st.integers(1, 4).flatmap(lambda m: st.tuples(st.just(m), st.integers(m, 6))),
+)
+def test_m_of_n_is_what_a_list_says(what: list[str], m_of_n: tuple[int, int]) -> None:
+    """Catches a window that forgets too early or too late, against a list of all judged runs."""
+    m, n = m_of_n
+    policy, state = Policy(confirm=False, missing_runs=99), AlertState()
+    judged: list[bool] = []
+    for number, said in enumerate(what):
+        told = outcome(said, enter_runs=m, enter_window=n, leave_runs=1)
+        was_told = state.state.is_told
+        moved = step(state, told, RunRef(f"run{number}"), policy)
+        state = moved.state
+        if said in (U, M):
+            assert moved.effects == ()
+        elif was_told:
+            # What was counted is used up by the episode: the next one counts anew.
+            judged = [] if RESOLVED in moved.effects else judged
+        else:
+            judged.append(said == B)
+            fires = judged[-1] and sum(judged[-n:]) >= m
+            assert (FIRED in moved.effects) == fires
+            assert (state.state is PENDING) == (not fires and any(judged[-n:]))
+            assert state.num_breaches == (0 if fires else sum(judged[-n:]))
+            judged = [] if fires or not any(judged[-n:]) else judged
+
+
+@given(st.lists(st.sampled_from([B, X, C, U, M]), max_size=40), st.integers(1, 5))
+def test_k_of_k_fires_with_k_in_a_row(what: list[str], k: int) -> None:
+    """Catches a count that is off by one: both ways to say it fire at the same runs."""
+    policy = Policy(confirm=False, missing_runs=99)
+    fired = []
+    for fields in ({"enter_runs": k}, {"enter_runs": k, "enter_window": k}):
+        state, runs = AlertState(), []
+        for number, said in enumerate(what):
+            moved = step(state, outcome(said, **fields), RunRef(f"run{number}"), policy)
+            state = moved.state
+            runs += [number] if FIRED in moved.effects else []
+        fired.append(runs)
+    assert fired[0] == fired[1]
+
+
+def test_two_of_five_fires_where_two_in_a_row_do_not() -> None:
+    """Catches a regression of every other night that no rule in a row ever sees."""
+    other_nights = [B, C, B, C, B]
+    assert FIRED not in play([outcome(w, **TWO) for w in other_nights])
+    assert FIRED in play([outcome(w, enter_runs=2, enter_window=5) for w in other_nights])
+
+
 def test_a_closed_baseline_counts_anew() -> None:
     """Catches an alert that goes on against a baseline that nobody compares with any more."""
     moved = step(at(FIRING), outcome(B), RunRef("n"), PLAIN, baseline_moved=True)
@@ -223,6 +309,20 @@ CONFIRMATIONS = {
     ),
     "nor does a rule of two runs": (
         at(PENDING, num_breaches=1), outcome(B, **TWO), RunRef("n"), at(FIRING), (FIRED,),
+    ),
+    "one of one is the default: it asks": (
+        QUIET, outcome(B, enter_window=1), RunRef("n"), replace(WAITING, window=1),
+        (OPENED, CONFIRM),
+    ),
+    "one of one: the next night confirms": (
+        replace(WAITING, window=1), outcome(B, enter_window=1), RunRef("n2"), at(FIRING), (FIRED,),
+    ),
+    "one of five: the confirmation denies": (
+        replace(WAITING, window=1), outcome(C, enter_window=5), RunRef("k", "n"), QUIET, (DROPPED,),
+    ),
+    "nor does a rule of two of five": (
+        at(PENDING, num_breaches=1, window=0b10), outcome(B, enter_runs=2, enter_window=5),
+        RunRef("n"), at(FIRING), (FIRED,),
     ),
     "the confirmation fires": (WAITING, outcome(B), RunRef("k", "n"), at(FIRING), (FIRED,)),
     "the confirmation denies": (WAITING, outcome(X), RunRef("k", "n"), QUIET, (DROPPED,)),
@@ -279,12 +379,22 @@ def test_the_peak_is_the_worst_value(
     assert (worst.value, worst.kind) == peak
 
 
+COUNTS: list[dict[str, Any]] = [
+    {"enter_runs": 1, "leave_runs": 1},
+    {"enter_runs": 1, "leave_runs": 2},
+    {"enter_runs": 3, "leave_runs": 3},
+    {"enter_runs": 2, "leave_runs": 2, "enter_window": 3},
+]
+"""Ways to count; another one is another rule."""
+
+
 class Laws(RuleBasedStateMachine):
     """Any sequence of runs, edits, confirmations and people."""
 
     def __init__(self) -> None:
         super().__init__()
         self.state, self.run, self.open, self.fired = AlertState(), 0, False, False
+        self.fields: dict[str, Any] = COUNTS[0]
 
     def take(self, moved: Step) -> None:
         for effect in moved.effects:
@@ -308,29 +418,22 @@ class Laws(RuleBasedStateMachine):
         self.state = moved.state
 
     @rule(
-        what=st.sampled_from([B, X, C, U, M]), runs=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-        severity=st.sampled_from(list(Severity)), sha=st.sampled_from(["v1", "v1", "v1", "v2"]),
-        confirm=st.booleans(), moved=st.booleans(),
+        what=st.sampled_from([B, X, C, U, M]), counts=st.sampled_from(COUNTS),
+        severity=st.sampled_from(list(Severity)), confirm=st.booleans(), moved=st.booleans(),
     )  # fmt: skip
     def a_run(
-        self,
-        what: str,
-        runs: tuple[int, int],
-        severity: Severity,
-        sha: str,
-        confirm: bool,
-        moved: bool,
+        self, what: str, counts: dict[str, Any], severity: Severity, confirm: bool, moved: bool
     ) -> None:
         self.run += 1
-        fields: dict[str, Any] = {"severity": severity, "rule_sha": sha}
-        said = outcome(what, enter_runs=runs[0], leave_runs=runs[1], **fields)
+        self.fields = {**counts, "rule_sha": str(counts)}
+        said = outcome(what, severity=severity, **self.fields)
         policy = Policy(confirm, 2)
         self.take(step(self.state, said, RunRef(str(self.run)), policy, baseline_moved=moved))
 
     @rule(what=st.sampled_from([B, X, C, U, M]), offset=st.integers(0, 2), tested=st.booleans())
     def a_confirmation(self, what: str, offset: int, tested: bool) -> None:
         run = RunRef("k", str(self.run - offset))
-        said = outcome(what, was_tested=tested and what == U)
+        said = outcome(what, was_tested=tested and what == U, **self.fields)
         self.take(step(self.state, said, run, CONFIRMING))
 
     @rule(reason=st.sampled_from([Reason.MANUAL, Reason.RULE_DELETED]))
@@ -347,6 +450,8 @@ class Laws(RuleBasedStateMachine):
         assert self.state.state.is_told == self.fired
         assert (self.state.severity is None) == (not self.open)
         assert self.state.awaits is None or self.state.state is PENDING
+        assert (self.state.num_breaches > 0) == (self.state.state is PENDING)
+        assert self.state.window == 0 or self.state.state is PENDING
 
 
 TestLaws = Laws.TestCase

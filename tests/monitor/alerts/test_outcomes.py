@@ -138,13 +138,30 @@ SHA = RuleConfig(name="r", metric="logit_kl", threshold=0.1)
     ("changes", "same"),
     [
         ({"threshold": 0.2}, False), ({"leave_factor": 0.5}, False), ({"enter_runs": 2}, False),
-        ({"scope": "model"}, True), ({"severity": Severity.WARNING}, True),
+        ({"m_of_n": (2, 5)}, False), ({"scope": "model"}, True), ({"severity": Severity.WARNING}, True),
     ],
-    ids=["threshold", "leave", "runs", "a default, written", "severity"],
+    ids=["threshold", "leave", "runs", "m of n", "a default, written", "severity"],
 )  # fmt: skip
 def test_the_digest_of_a_rule(changes: dict[str, Any], same: bool) -> None:
     """Catches an edit that keeps the old episode, and one of severity that can't escalate."""
     assert (rule_sha(SHA.model_copy(update=changes)) == rule_sha(SHA)) is same
+
+
+@pytest.mark.parametrize(
+    ("written", "counts"),
+    [
+        ({}, (1, None)), ({"enter_runs": 3}, (3, None)), ({"m_of_n": (2, 5)}, (2, 5)),
+        ({"m_of_n": (1, 1)}, (1, None)), ({"m_of_n": (1, 9)}, (1, None)),
+    ],
+    ids=["default", "in a row", "two of five", "one of one", "one of nine"],
+)  # fmt: skip
+def test_how_a_rule_counts(
+    written: dict[str, Any], counts: tuple[int, int | None], measurement: Row
+) -> None:
+    """Catches a rule whose way to count never reaches the state machine."""
+    rule = {"metric": "logit_kl", "threshold": 0.1, **written}
+    found = judge(rule, measurement("logit_kl", "model", 1.0))
+    assert (found.enter_runs, found.enter_window) == counts
 
 
 limits = st.floats(1e-6, 1e3)

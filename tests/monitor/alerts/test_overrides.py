@@ -1,24 +1,27 @@
 """Which rules hold for a candidate."""
 
+import tomllib
 from typing import Any
 
 import pytest
 
 from quantwatch.alerts.overrides import merge_rules, rules_for
 from quantwatch.config.default_rules import DEFAULT_RULES
+from quantwatch.config.load import parse
 from quantwatch.config.rules import RuleConfig, RuleOverride
 from quantwatch.config.schema import CheckConfig
 from quantwatch.domain import Severity
 from quantwatch.errors import ConfigError
 
+PLAIN: dict[str, Any] = {
+    "reference": {"model": "x"},
+    "candidates": [{"name": "a", "model": "x"}],
+    "suite": "core-v1:demo",
+}
+
 
 def check(**changes: Any) -> CheckConfig:
-    plain = {
-        "reference": {"model": "x"},
-        "candidates": [{"name": "a", "model": "x"}],
-        "suite": "core-v1:demo",
-    }
-    return CheckConfig.model_validate(plain | changes)
+    return CheckConfig.model_validate(PLAIN | changes)
 
 
 def by_name(rules: tuple[RuleConfig, ...]) -> dict[str, RuleConfig]:
@@ -97,3 +100,57 @@ def test_an_override_that_makes_no_sense_is_refused(override: RuleOverride, word
     """Catches NaN that can be made to pass, and a misspelt name that changes nothing."""
     with pytest.raises(ConfigError, match=words):
         merge_rules(DEFAULT_RULES, [override])
+
+
+COUNTS = {
+    "three numbers": ("[1, 2, 3]", "[1, 2, 3] is not allowed"),
+    "one number": ("3", "3 is not allowed"),
+    "no whole number": ("[2, 5.0]", "[2, 5.0] is not allowed"),
+    "true is no number": ("[true, 5]", "[True, 5] is not allowed"),
+    "text": ('["2", "5"]', "['2', '5'] is not allowed"),
+    "none of some": ("[0, 5]", "[0, 5] is not allowed"),
+    "more than all": ("[6, 5]", "[6, 5] is not allowed"),
+    "more than anybody waits for": ("[2, 31]", "[2, 31] is not allowed"),
+}
+
+
+@pytest.mark.parametrize(("value", "words"), COUNTS.values(), ids=COUNTS)
+def test_what_m_of_n_is_not(value: str, words: str) -> None:
+    """Catches a rule that can never fire, and one whose window nobody keeps."""
+    rule = tomllib.loads(f'rules = [{{ name = "layer-kl", m_of_n = {value} }}]')
+    with pytest.raises(ConfigError) as caught:
+        parse(CheckConfig, PLAIN | rule, "file")
+    assert str(caught.value) == (
+        f"file: rules[0].m_of_n: {words}; allowed: two whole numbers [m, n] with 1 ≤ m ≤ n ≤ 30, "
+        "e.g. [2, 5]: two of the last five runs"
+    )
+
+
+def test_m_of_n_as_it_is_written() -> None:
+    """Catches a list of TOML that a frozen rule can't hold, or loses in the database."""
+    found = parse(CheckConfig, PLAIN | {"rules": [{"name": "layer-kl", "m_of_n": [2, 5]}]}, "file")
+    again = parse(CheckConfig, found.model_dump(mode="json"), "database")
+    for made in (found, again):
+        assert by_name(rules_for(made, made.candidates[0]))["layer-kl"].m_of_n == (2, 5)
+
+
+def test_two_ways_to_count_exclude_each_other() -> None:
+    """Catches a rule of which nobody knows when it fires."""
+    both = RuleOverride(name="layer-kl", enter_runs=2, m_of_n=(2, 5))
+    with pytest.raises(
+        ConfigError, match=r"enter_runs = 2 .* m_of_n = \[2, 5\] exclude each other"
+    ):
+        merge_rules(DEFAULT_RULES, [both])
+    drift = RuleOverride(name="drift", metric="drift", scope="*", enter_runs=2, m_of_n=(2, 5))
+    with pytest.raises(ConfigError, match="exclude each other"):
+        merge_rules(DEFAULT_RULES, [drift])
+
+
+def test_a_way_to_count_replaces_the_other() -> None:
+    """Catches a candidate that can't go back to runs in a row: TOML knows no way to say nothing."""
+    of_check = RuleOverride(name="layer-kl", m_of_n=(2, 5))
+    of_candidate = RuleOverride(name="layer-kl", enter_runs=3)
+    rule = by_name(merge_rules(DEFAULT_RULES, [of_check], [of_candidate]))["layer-kl"]
+    assert rule.entering == (3, None)
+    rule = by_name(merge_rules(DEFAULT_RULES, [of_candidate], [of_check]))["layer-kl"]
+    assert rule.entering == (2, 5)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantwatch.baselines.decision import CONFIRMED, established
+from quantwatch.baselines.decision import CONFIRMED, LEANING, established, since_good
 from quantwatch.baselines.discovery import FALSE_DISCOVERIES, adjusted, discoveries
 from quantwatch.domain import Comparison, Scope
 
@@ -127,6 +127,26 @@ def test_a_confirmation_is_stricter_than_a_first_look() -> None:
     assert CONFIRMED < FALSE_DISCOVERIES
     assert decide(change(0.1, 0.03)) == [1]
     assert decide(change(0.1, 0.03), alone=(change(0.1, 0.03),)) == [0]
+
+
+SINCE: dict[str, tuple[Comparison, bool, dict[str, int]]] = {
+    "a rise": (change(0.1, 2 * LEANING), False, {"layers.0": 1}),
+    "a fall": (change(-0.1, 1e-9), False, {"layers.0": -1}),
+    "not clear": (change(0.1, 2 * LEANING + 1e-6), False, {"layers.0": 0}),
+    "pooled, a rise": (change(0.1, 2 * CONFIRMED), True, {"layers.0": 1}),
+    "pooled, not clear": (change(0.1, 2 * CONFIRMED + 1e-6), True, {"layers.0": 0}),
+    "equal": (change(0.0, 1.0), False, {"layers.0": 0}),
+    **{name: (each, False, {}) for name, each in LEFT_OUT.items()},
+}
+
+
+@pytest.mark.parametrize(("found", "pooled", "expected"), SINCE.values(), ids=SINCE)
+def test_what_has_changed_since_it_was_last_found_good(
+    found: Comparison, pooled: bool, expected: dict[str, int]
+) -> None:
+    """Catches an alert that stays closed because nothing can be told, and two-sided halves."""
+    decided = since_good([found], pooled=pooled)
+    assert {scope: each.established for scope, each in decided.items()} == expected
 
 
 def test_false_discoveries_stay_below_the_rate() -> None:

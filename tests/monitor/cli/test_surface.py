@@ -19,6 +19,7 @@ SURFACE = {
     "": "--config --database --debug --install-completion --show-completion --version",
     "alerts ack": "--comment alert",
     "alerts close": "--reason alert",
+    "alerts evaluate": "--force --json run",
     "alerts list": "--all --json",
     "alerts silence": "--candidate --check --comment --for --rule --severity",
     "alerts silences": "--json",

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantwatch.config.apply import Applied, differences, documents, plan
+from quantwatch.config.endpoints import ADDRESS
 from quantwatch.config.load import parse
 from quantwatch.config.schema import Config
 
@@ -57,12 +58,21 @@ def test_a_schedule_is_a_change_of_its_own() -> None:
 
 def test_endpoints_differ_by_digest_and_tell_no_secret() -> None:
     """Catches a rotated secret that is no change, and a secret in a plan."""
-    applied = Applied({}, {"ops": "aaa", "old": "bbb", "same": "s"})
-    found = plan(config(), {"ops": "ccc", "new": "ddd", "same": "s"}, applied)
+
+    def settings(digest: str, rate: int = 20) -> dict[str, Any]:
+        return {"rate_per_minute": rate, ADDRESS: digest}
+
+    applied = Applied(
+        {},
+        {"ops": settings("a"), "old": settings("b"), "same": settings("s"), "tested": None},
+    )
+    now = {"ops": settings("c", 60), "new": settings("d"), "same": settings("s")}
+    found = plan(config(), now | {"tested": settings("e")}, applied)
     assert [str(change) for change in found] == [
         "added endpoint new",
         "removed endpoint old",
-        "changed endpoint ops its settings or secrets",
+        "changed endpoint ops rate_per_minute: 20 → 60; its address or secrets",
+        "changed endpoint tested its settings, which were never applied",
     ]
 
 

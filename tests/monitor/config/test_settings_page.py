@@ -33,7 +33,7 @@ from quantwatch.config.schema import (
     SuiteConfig,
     VariantConfig,
 )
-from quantwatch.config.watching import MaintenanceConfig
+from quantwatch.config.watching import FlappingConfig, MaintenanceConfig
 
 PAGE = Path(__file__).parents[3] / "docs" / "settings.md"
 SECTIONS: dict[str, type[BaseModel]] = {
@@ -43,6 +43,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "[checks.NAME.schedule]": ScheduleConfig,
     "[checks.NAME.baseline]": BaselineConfig,
     "[checks.NAME.alerting]": AlertingConfig,
+    "[checks.NAME.alerting.flapping]": FlappingConfig,
     "[[checks.NAME.alerting.maintenance]]": MaintenanceConfig,
     "[endpoints.NAME]": EndpointConfig,
     "[service]": ServiceConfig,

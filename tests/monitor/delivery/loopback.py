@@ -3,6 +3,7 @@
 import ipaddress
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -10,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from quantwatch.config.endpoints import Endpoint
 from quantwatch.config.secrets import Secret
@@ -208,3 +209,18 @@ def events(db: Database, kind: str) -> list[EventRow]:
         found = list(session.scalars(select(EventRow).filter_by(type=kind).order_by("id")))
         session.expunge_all()
     return found
+
+
+def until_waiting(db: Database) -> None:
+    """Return once another session waits for a lock."""
+    query = text(
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    until = time.monotonic() + 30
+    while True:
+        with db.reader() as session:
+            if session.scalar(query):
+                return
+        assert time.monotonic() < until, "nobody waits"
+        threading.Event().wait(0.01)

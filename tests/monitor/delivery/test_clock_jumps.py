@@ -8,6 +8,7 @@ from tests.monitor.delivery.loopback import (
     client,
     endpoint_to,
     fire,
+    health_of,
     know,
     later,
     rows,
@@ -26,6 +27,7 @@ from quantwatch.store.session import Database
 
 START = datetime(2026, 11, 29, 2, 0, tzinfo=UTC)
 YEARS = timedelta(days=3650)
+FAILED = Outcome("retry", "failure", "http_500")
 
 
 def test_endpoint_is_not_muted_for_the_length_of_a_jump(db: Database, receiver: Receiver) -> None:
@@ -102,8 +104,55 @@ def test_bucket_of_the_future(ahead_s: float, at: datetime) -> None:
 
 def test_streak_that_began_in_the_future() -> None:
     """Catches an endpoint that is never disabled, as its failures began ten years from now."""
-    failed = Outcome("retry", "failure", "http_500")
-    known = health.after(Health(failing_since=START + YEARS, num_failures=1), failed, START)
+    began = Health(failing_since=START + YEARS, num_failures=1)
+    known = health.after(began, FAILED, START)
     assert known.failing_since == START
-    after = health.after(known, failed, START + timedelta(days=5))
-    assert after.state == "disabled_auto"
+    assert failing(known, *[timedelta(days=1)] * 5).state == "disabled_auto"
+
+
+def failing(known: Health, *steps: timedelta) -> Health:
+    """Fail once more after each of these steps of the clock."""
+    at = known.last_attempt_at or START
+    for step in steps:
+        at += step
+        known = health.after(known, FAILED, at)
+    return known
+
+
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("steps", "state"),
+    [
+        pytest.param([HOUR, 5 * DAY], "enabled", id="jump of five days"),
+        pytest.param([HOUR, YEARS, HOUR], "enabled", id="jump of ten years"),
+        pytest.param([HOUR, YEARS, -YEARS, YEARS, HOUR], "enabled", id="there and back"),
+        pytest.param([*[DAY] * 3, YEARS], "enabled", id="three days and a jump"),
+        pytest.param([*[DAY] * 4, YEARS], "disabled_auto", id="four days and a jump, a day of it"),
+        pytest.param([*[DAY] * 4, 23 * HOUR], "enabled", id="nearly five days"),
+        pytest.param([10 * HOUR] * 12, "disabled_auto", id="five days of the plan's longest wait"),
+        pytest.param([timedelta(weeks=1)] * 4, "enabled", id="a message a week, four times"),
+        pytest.param([timedelta(weeks=1)] * 5, "disabled_auto", id="a message a week, five times"),
+    ],
+)
+def test_only_what_was_lived_through_disables(steps: list[timedelta], state: str) -> None:
+    """Catches an endpoint that is disabled by one failure after the clock was corrected."""
+    known = health.after(Health(), FAILED, START)
+    assert failing(known, *steps).state == state
+
+
+def test_endpoint_outlives_a_jump_during_an_outage(db: Database, receiver: Receiver) -> None:
+    """Catches all that waits becoming dead letters because NTP came up in the middle of it."""
+    receiver.statuses(500)
+    one = Deliverer(db, {"hook": endpoint_to(receiver.port)}, client())
+    fire(db, "e1")
+    for jump in (timedelta(), timedelta(minutes=1), timedelta(days=30)):
+        db.clock_shift += jump
+        one.run_once()
+    assert health_of(db).num_failures == 3
+    assert health_of(db).state == "enabled"
+    receiver.statuses(200)
+    to_next(db)
+    one.run_once()
+    assert states(db) == ["delivered"]

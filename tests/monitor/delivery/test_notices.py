@@ -20,6 +20,7 @@ from quantwatch.delivery import notices
 from quantwatch.delivery.lane import Lane
 from quantwatch.delivery.loop import Deliverer
 from quantwatch.delivery.testing import send_test
+from quantwatch.store.applied import apply_endpoints
 from quantwatch.store.endpoints import enable_endpoint
 from quantwatch.store.session import Database
 
@@ -81,6 +82,60 @@ def test_disabled_endpoint_does_not_recover(db: Database, receiver: Receiver) ->
     lane = failing(db, receiver, 410)
     send_test(db, lane.endpoint, client())
     assert events(db, "endpoint.recovered") == []
+
+
+def configured(db: Database, *names: str) -> int:
+    """Apply a configuration with these endpoints; return how many notices it ends."""
+    with db.writer() as session:
+        apply_endpoints(session, {name: endpoint_to(1, name).settings_sha for name in names})
+        return notices.end_removed(session, names)
+
+
+@pytest.mark.parametrize("status", [500, 410], ids=["failing", "disabled"])
+def test_what_is_removed_has_no_trouble_any_more(
+    db: Database, receiver: Receiver, status: int
+) -> None:
+    """Catches an incident about an endpoint that no message will ever reach again."""
+    failing(db, receiver, status)
+    deliver_to_others(db, receiver)
+    assert [configured(db, "other") for _ in range(2)] == [1, 0]
+    [event] = events(db, "endpoint.recovered")
+    data = json.loads(event.body)["data"]
+    assert (event.subject, data["endpoint"], data["resolve_reason"]) == (ABOUT, "hook", "removed")
+    assert data["title"] == (
+        "Endpoint hook is no longer in the configuration: nothing is sent to it any more"
+    )
+    assert states(db, subject=ABOUT)[-1] == "pending"
+    deliver_to_others(db, receiver)
+    assert set(states(db, subject=ABOUT)) == {"delivered"}
+
+
+def test_the_end_of_what_nobody_heard_of(db: Database, receiver: Receiver) -> None:
+    """Catches the end of a notice that is told without the notice, or to one that is gone, too."""
+    failing(db, receiver)
+    assert configured(db, "other") == 1
+    assert states(db, subject=ABOUT) == ["suppressed", "suppressed"]
+    failing(db, receiver)
+    assert configured(db) == 0
+
+
+def test_a_disabled_endpoint_that_is_configured_stays_somebodys_task(
+    db: Database, receiver: Receiver
+) -> None:
+    """Catches an incident that ends although nobody decided what becomes of the endpoint."""
+    failing(db, receiver, 410)
+    assert configured(db, "hook", "other") == 0
+    assert events(db, "endpoint.recovered") == []
+
+
+def test_what_comes_back_begins_anew(db: Database, receiver: Receiver) -> None:
+    """Catches a second end of what the removal has ended."""
+    failing(db, receiver)
+    configured(db, "other")
+    lane = lane_to(db, endpoint_to(receiver.port))
+    fire(db, "new", subject="new")
+    lane.drain(9)
+    assert len(events(db, "endpoint.recovered")) == 1
 
 
 def test_no_trouble_no_recovery(sqlite_db: Database, receiver: Receiver) -> None:

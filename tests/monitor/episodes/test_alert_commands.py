@@ -120,3 +120,22 @@ def test_only_what_fires_is_acknowledged(service: Service, say: Say, typed: Any)
         2,
         f"error: alert {number} is pending; only one that fires is acknowledged\n",
     )
+
+
+def test_the_list_shows_what_flaps_as_the_check_was_applied(
+    service: Service, say: Say, typed: Any
+) -> None:
+    """Catches a list that counts by another rule than the messages."""
+    for _ in range(2):
+        service.run(say("breach"))
+        service.run(say("clear", leave_runs=1))
+    assert [row["flapping"] for row in json.loads(typed("list", "--all", "--json")[1])] == [
+        False, False, False,
+    ]  # fmt: skip
+    service.alerting = {"confirm": False, "flapping": {"firings": 1}}
+    service.change_check(config_sha="sha")
+    service.apply()
+    rows = json.loads(typed("list", "--all", "--json")[1])
+    assert {row["rule"]: row["flapping"] for row in rows} == {
+        "dead-man": False, "health": False, "layer-kl": True,
+    }  # fmt: skip

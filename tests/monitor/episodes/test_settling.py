@@ -437,12 +437,41 @@ def test_a_confirmation_whose_test_denies_tells_nobody(service: Service, say: Sa
     assert (service.state(), service.watch(), service.heard()) == ("inactive", 0, [])
 
 
-def test_nights_that_can_not_tell_neither_count_nor_reset(service: Service, say: Say) -> None:
+@pytest.mark.parametrize(
+    "rule",
+    [{}, {"may_be_chance": True}, {"may_be_chance": True, "was_tested": True}],
+    ids=["absolute", "baseline, a prompt lost", "baseline, tested and not established"],
+)
+def test_nights_that_can_not_tell_neither_count_nor_reset(
+    service: Service, say: Say, rule: dict[str, Any]
+) -> None:
     """Catches a lost prompt that starts a count anew, and one that ends a recovery (B19)."""
-    two = {"enter_runs": 2}
-    for what in ("breach", "undecided", "breach", "clear", "undecided", "clear"):
-        service.run(say(what, **two))
+    two = {"enter_runs": 2, "may_be_chance": bool(rule)}
+    for what in ("breach", "undecided", "undecided"):
+        service.run(say(what, **two | (rule if what == "undecided" else {})))
+        assert (service.state(), service.alert().num_breaches) == ("pending", 1)
+    for what in ("breach", "clear", "undecided", "clear"):
+        service.run(say(what, **two | (rule if what == "undecided" else {})))
     assert service.heard() == [FIRST, RESOLVED]
+
+
+def test_two_of_five_nights(service: Service, say: Say) -> None:
+    """Catches a window that is lost between runs, or in which a night that can't tell takes part.
+
+    Told once, though it never breaches twice in a row; the next episode counts anew.
+    """
+    fields = {"enter_runs": 2, "enter_window": 3, "leave_runs": 1}
+    for what in ("breach", "clear", "undecided", "clear", "clear"):
+        service.run(say(what, **fields))
+    assert (service.state(), service.heard()) == ("inactive", [])
+    for what in ("breach", "clear", "undecided"):
+        service.run(say(what, **fields))
+    assert (service.state(), service.alert().breach_window) == ("pending", 0b10)
+    service.run(say("breach", **fields))
+    assert (service.state(), service.heard()) == ("firing", [FIRST])
+    service.run(say("clear", **fields))
+    service.run(say("breach", **fields))
+    assert (service.state(), service.heard()) == ("pending", [FIRST, RESOLVED])
 
 
 def test_the_next_night_confirms_when_no_worker_did(service: Service, say: Say) -> None:

@@ -1,28 +1,22 @@
 """Runs against a baseline, from models to verdicts: paired by prompt, on a real database."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from sqlalchemy import update
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from quantwatch.config.schema import CheckConfig
 from quantwatch.domain import RunResult, Verdict
 from quantwatch.pipeline import RunRequest, run_check
-from quantwatch.store import baselines
+from quantwatch.pipeline.rejudging import rejudge
+from quantwatch.store import baselines, runs
 from quantwatch.store.session import Database, open_database
 from quantwatch.store.tables import RunRow
 from quantwatch.store.upgrade import upgrade
 
-WORDS = [f"w{i}" for i in range(96)]
 RULES = [
     {"name": "kl", "metric": "logit_kl", "kind": "baseline", "min_effect": 1e-6},
     {"name": "isolated-error-outlier", "enabled": False},
@@ -37,28 +31,6 @@ class Quiet:
 
     def advance(self, tokens: int) -> None:
         pass
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model and sixteen prompts."""
-    folder = tmp_path_factory.mktemp("models")
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": len(WORDS)}
-    config = LlamaConfig(**sizes, **heads, max_position_embeddings=64, tie_word_embeddings=False)
-    model = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(5.0 if parameter.ndim > 1 else 1.0)
-    model.save_pretrained(folder / "tiny")
-    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0")
-    whole.save_pretrained(folder / "tiny")
-    texts = [" ".join(WORDS[(i * 5) % 70 : (i * 5) % 70 + 6 + i]) for i in range(16)]
-    (folder / "prompts.json").write_text(json.dumps(texts))
-    return folder
 
 
 @pytest.fixture
@@ -203,3 +175,53 @@ def test_a_baseline_from_a_file(folder: Path, database: Database) -> None:
     assert alone.verdict == Verdict.REGRESSION
     stored = run_check(request, database=database, progress=Quiet())
     assert record(stored)["ci_low"] is not None
+
+
+def _verdicts(run: RunResult) -> Any:
+    """All that judging adds to a run, apart from when."""
+    found = [(one.name, one.verdict, one.baseline_differences) for one in run.candidates]
+    return run.verdict, found, run.alerts, run.baseline_run_id, run.baseline_mismatch
+
+
+NAN = {"scope": "layers.1.mlp.down_proj", "nan_at": [0, 0]}
+WORSE = {"scope": "layers.1.mlp.down_proj", "scale": 1.05}
+NIGHTS: dict[str, dict[str, Any]] = {
+    "worse": {"candidates": [{"name": "c", "model": "tiny", "faults": [WORSE]}]},
+    "worse, rolling": {
+        "candidates": [{"name": "c", "model": "tiny", "faults": [WORSE]}],
+        "baseline": {"kind": "rolling"},
+    },
+    "a candidate that is NaN, one that fails to load": {
+        "candidates": [
+            {"name": "c", "model": "tiny", "faults": [NAN]},
+            {"name": "d", "model": "./none"},
+        ]
+    },
+    "a reference that is NaN": {"reference": {"model": "tiny", "faults": [NAN]}},
+    "other prompts": {"suite": {"files": ["prompts.json"], "limit": 12}},
+}
+
+
+@pytest.mark.parametrize("settings", NIGHTS.values(), ids=NIGHTS)
+def test_judged_from_the_store_as_from_memory(
+    folder: Path, database: Database, settings: dict[str, Any]
+) -> None:
+    """Catches a second judgement that finds another verdict in the very same numbers."""
+    baselines.pin(database, "nightly", night(folder, database, 1.01).run_id)
+    live = night(folder, database, 1.01, **settings)
+    check = request_for(folder, 1.01, **settings).check
+    again = rejudge(database, runs.get_result(database, live.run_id), check)
+    assert again.outcomes == live.outcomes
+    assert _verdicts(again) == _verdicts(live)
+
+
+def test_a_run_that_was_pinned_since_is_its_own_normal(folder: Path, database: Database) -> None:
+    """Catches a regression that was accepted by pinning it and is found again in itself."""
+    baselines.pin(database, "nightly", night(folder, database, 1.01).run_id)
+    worse = night(folder, database, 1.05)
+    baselines.pin(database, "nightly", worse.run_id)
+    stored = runs.get_result(database, worse.run_id)
+    again = rejudge(database, stored, request_for(folder, 1.05).check)
+    assert (worse.verdict, again.verdict) == (Verdict.REGRESSION, Verdict.PASS)
+    (outcome,) = (each for each in again.outcomes if each.rule == "kl")
+    assert (outcome.outcome, again.baseline_run_id) == ("clear", worse.run_id)

@@ -8,15 +8,18 @@ import pytest
 from sqlalchemy import func, select
 
 from quantwatch.config.load import load_config
+from quantwatch.config.service import EndpointConfig
 from quantwatch.errors import ConfigError, StoreError
 from quantwatch.observability import meters
 from quantwatch.service import configuration
 from quantwatch.service.configuration import Current, FileWatch, apply, load, plan_changes
 from quantwatch.service.housekeeping import House, look_at_file
+from quantwatch.store import applied
 from quantwatch.store.applied import applied_checks, applied_endpoints
 from quantwatch.store.components import list_components
+from quantwatch.store.outbox import Event, publish
 from quantwatch.store.session import Database
-from quantwatch.store.tables import AuditRow, CheckRow, EndpointRow, ScheduleRow
+from quantwatch.store.tables import AuditRow, CheckRow, EndpointRow, EventRow, ScheduleRow
 
 CONFIG = """
 schema_version = 1
@@ -76,6 +79,101 @@ def test_a_plan_writes_nothing(db: Database, file: Path) -> None:
         assert applied_checks(session) == {}
 
 
+EDITS: dict[str, tuple[str, str]] = {
+    "url": ('url = "https://hooks.example/other"', "its address or secrets"),
+    "url_env": ('url_env = "OTHER_URL"', 'url_env: "OPS_URL" → "OTHER_URL"'),
+    "url_file": ('url_file = "url.txt"', 'url_file: null → "url.txt"'),
+    "secret_env": ('secret_env = "OTHER"', 'secret_env: "SECRET" → "OTHER"'),
+    "secret_file": ('secret_file = "secret.txt"', 'secret_file: null → "secret.txt"'),
+    "format": ('format = "slack"', 'format: "quantwatch" → "slack"'),
+    "severities": ('severities = ["critical"]', 'severities: ["warning", "critical"] →'),
+    "rate_per_minute": ("rate_per_minute = 60", "rate_per_minute: 20 → 60"),
+    "allow_http": ("allow_http = true", "allow_http: false → true"),
+    "allow_networks": ('allow_networks = ["10.1.0.0/16"]', 'allow_networks: [] → ["10.1.0.0/16"]'),
+}
+
+
+@pytest.mark.parametrize("field", EndpointConfig.model_fields)
+def test_every_setting_of_an_endpoint_is_planned(
+    db: Database, file: Path, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    """Catches an edited rate that no plan lists, and one that is listed for ever."""
+    monkeypatch.setenv("SECRET", f"whsec_{'QUJD' * 8}")
+    monkeypatch.setenv("OTHER", f"whsec_{'REVG' * 8}")
+    monkeypatch.setenv("OTHER_URL", "https://hooks.example/services/T0/canary-4711")
+    (file.parent / "url.txt").write_text("https://hooks.example/services/T0/canary-4711")
+    (file.parent / "secret.txt").write_text(f"whsec_{'QUJD' * 8}")
+    lines = {"url": 'url_env = "OPS_URL"', "secret": 'secret_env = "SECRET"'}
+    file.write_text(CONFIG.replace(lines["url"], "\n".join(lines.values())))
+    apply(db, load(file), "test")
+    edit, words = EDITS[field]
+    lines[field.partition("_")[0]] = edit
+    file.write_text(CONFIG.replace('url_env = "OPS_URL"', "\n".join(lines.values())))
+    (change,) = told(db, file)
+    assert change.startswith("changed endpoint ops ")
+    assert words in change
+    assert "canary" not in change
+    assert "whsec" not in change
+    apply(db, load(file), "test")
+    assert told(db, file) == []
+
+
+@pytest.mark.parametrize("name", ["OPS_URL", "SECRET"])
+def test_what_a_variable_holds_is_planned(
+    db: Database, file: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Catches a rotated secret, or a moved receiver, that no plan lists."""
+    monkeypatch.setenv("SECRET", f"whsec_{'QUJD' * 8}")
+    file.write_text(CONFIG + 'secret_env = "SECRET"\n')
+    apply(db, load(file), "test")
+    other = {"OPS_URL": "https://hooks.example/else", "SECRET": f"whsec_{'REVG' * 8}"}
+    monkeypatch.setenv(name, other[name])
+    assert told(db, file) == ["changed endpoint ops its address or secrets"]
+    apply(db, load(file), "test")
+    assert told(db, file) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        (
+            "[service]\nmetrics_port = 9000",
+            "changed settings service [from the next start on] metrics_port: 9464 → 9000",
+        ),
+        ('[retention]\nruns = "99d"', 'changed settings retention runs: "1830d" → "99d"'),
+    ],
+    ids=["service", "retention"],
+)
+def test_other_sections_are_planned(db: Database, file: Path, section: str, words: str) -> None:
+    """Catches results that are deleted earlier than before, which no plan said."""
+    apply(db, load(file), "test")
+    file.write_text(f"{CONFIG}\n{section}\n")
+    assert told(db, file) == [words]
+    apply(db, load(file), "ada")
+    assert told(db, file) == []
+    with db.reader() as session:
+        row = session.scalars(select(AuditRow).order_by(AuditRow.id.desc())).first()
+        assert row is not None
+        assert row.subject == f"settings:{section[1:].partition(']')[0]}"
+        assert row.before != row.after
+    file.write_text(CONFIG)
+    assert len(told(db, file)) == 1, "back to the default is a change, too"
+
+
+def test_a_moved_file_is_planned(db: Database, file: Path, tmp_path: Path) -> None:
+    """Catches relative paths that start elsewhere, while nothing seems to change."""
+    apply(db, load(file), "test")
+    moved = tmp_path / "elsewhere" / "quantwatch.toml"
+    moved.parent.mkdir()
+    moved.write_text(CONFIG)
+    found = plan_changes(db, load(moved))
+    assert [change.name for change in found] == ["manual", "nightly"]
+    for change in found:
+        assert str(change).startswith(f"changed check {change.name} folder: ")
+    apply(db, load(moved), "test")
+    assert told(db, moved) == []
+
+
 def test_every_change_is_audited_with_before_and_after(db: Database, file: Path) -> None:
     """Catches a night that moved and nobody knows who did it."""
     apply(db, load(file), "test")
@@ -87,6 +185,21 @@ def test_every_change_is_audited_with_before_and_after(db: Database, file: Path)
         assert (row.actor, row.action, row.subject) == ("ada", "config.changed", "schedule:nightly")
         nights = [document["schedule"]["cron"] for document in (row.before, row.after) if document]
         assert nights == ["0 2 * * *", "0 3 * * *"]
+
+
+def test_what_was_told_of_an_endpoint_ends_with_it(db: Database, file: Path) -> None:
+    """Catches a notice on an endpoint that stays open for ever once the endpoint is taken out."""
+    chat = '[endpoints.chat]\nurl = "https://chat.example/hook"\n'
+    file.write_text(CONFIG + chat)
+    apply(db, load(file), "test")
+    with db.writer() as session:
+        body = {"data": {"title": "Endpoint ops has failed 4 times in a row"}}
+        publish(session, Event("endpoint.failing", "endpoint:ops", body), ["chat"])
+    file.write_text(CONFIG[: CONFIG.index("[endpoints.ops]")] + chat)
+    apply(db, load(file), "test")
+    with db.reader() as session:
+        types = session.scalars(select(EventRow.type).order_by(EventRow.seq)).all()
+    assert types == ["endpoint.failing", "endpoint.recovered"]
 
 
 def test_what_vanished_is_marked_and_comes_back_with_its_history(db: Database, file: Path) -> None:
@@ -142,7 +255,7 @@ def test_nothing_is_applied_when_one_part_fails(
     def broken(*_: object) -> None:
         raise StoreError("disk full")
 
-    monkeypatch.setattr(configuration, "apply_endpoints", broken)
+    monkeypatch.setattr(applied, "apply_endpoints", broken)
     with pytest.raises(StoreError, match="disk full"):
         apply(db, load(file), "test")
     with db.reader() as session:

@@ -145,13 +145,16 @@ def test_what_deployments_forget(finding: Finding, state: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_asks_to_stop_and_leaves_no_trace(number: signal.Signals) -> None:
     """Catches a handler that stays, and a second signal that tears the shutdown."""
-    before = signal.getsignal(number)
-    with stop_on_signals() as stopping:
-        assert not stopping.is_set()
-        os.kill(os.getpid(), number)
-        os.kill(os.getpid(), number)
-        assert stopping.wait(5)
-    assert signal.getsignal(number) is before
+    outside = signal.signal(number, signal.default_int_handler)  # under nohup it is ignored
+    try:
+        with stop_on_signals() as stopping:
+            assert not stopping.is_set()
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)
+            assert stopping.wait(5)
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, outside)
 
 
 SOURCES = [

@@ -15,7 +15,7 @@ from sqlalchemy import event, func, select, text
 from sqlalchemy.orm import Session
 
 from quantwatch.domain import MODEL, Block, RunResult, RunStatus, Scope, Suite
-from quantwatch.errors import StoreError
+from quantwatch.errors import ConflictError, StoreError
 from quantwatch.store import latest, runs
 from quantwatch.store.blocks import list_blocks
 from quantwatch.store.runs import begin_run, finish_run, get_result, latest_by_check, list_runs
@@ -43,6 +43,29 @@ def _counts(db: Database) -> dict[str, int]:
             name: session.scalar(select(func.count()).select_from(table)) or 0
             for name, table in Base.metadata.tables.items()
         }
+
+
+def test_results_outlast_a_deadlock(
+    db: Database,
+    make_result: Make,
+    begin: Begin,
+    suite: Suite,
+    token_blocks: tuple[Block, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches hours of measuring that are repeated because PostgreSQL ended one transaction."""
+    result, told = make_result(), []
+    begin(db, result)
+
+    def tell(_session: Session, told_of: RunResult) -> None:
+        told.append(told_of.run_id)
+        if len(told) == 1:
+            raise ConflictError("ended because of a deadlock")
+
+    finish_run(db, result, suite, iter(token_blocks), then=tell)
+    assert told == [result.run_id] * 2
+    assert get_result(db, result.run_id).status is RunStatus.SUCCEEDED
+    assert len(list_blocks(db, result.run_id, "int8")) == len(token_blocks)
 
 
 def test_a_failing_block_leaves_nothing(

@@ -5,16 +5,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from quantwatch.domain import RunStatus
-from quantwatch.store import leases, slots
+from quantwatch.store import clock, leases, slots
 from quantwatch.store.attempts import Failure, WorkerId
 from quantwatch.store.components import Component, note_seen
 from quantwatch.store.endings import Trouble, fail
 from quantwatch.store.leases import Claim
 from quantwatch.store.session import Database
-from quantwatch.store.tables import DeviceSlotRow
+from quantwatch.store.tables import CheckRow, DeviceSlotRow
 from quantwatch.store.unclaimed import expire
 from quantwatch.worker import Worker
 
@@ -22,12 +22,17 @@ Queue = Callable[..., str]
 Take = Callable[..., Claim]
 Peek = Callable[..., Any]
 BOTH = "cuda:0,cuda:1"
+GPUS = ("cuda:0", "cuda:1")
 OVER = Failure("internal", "over", "Done")
 
 
-def try_claim(db: Database, *devices: str) -> str | None:
+def claim_one(db: Database, *devices: str) -> Claim | None:
     with db.writer() as session:
-        claim = leases.claim(session, WorkerId("w", "alpha", 1), devices)
+        return leases.claim(session, WorkerId("w", "alpha", 1), devices)
+
+
+def try_claim(db: Database, *devices: str) -> str | None:
+    claim = claim_one(db, *devices)
     return None if claim is None else claim.run_id
 
 
@@ -68,6 +73,65 @@ def test_a_run_gets_all_or_nothing(
 
     assert try_claim(db, "cuda:0", "cuda:1") is None
     assert taken(db) == ["alpha/cuda:1"]
+
+
+def test_a_run_on_two_devices_is_not_overtaken(db: Database, queue: Queue, take: Take) -> None:
+    """Catches a run on two GPUs that starves while runs on one of them take turns."""
+    queue(device="cuda:0")
+    first = take(devices=GPUS)
+    both = queue(device=BOTH)
+    younger = {queue(device=f"cuda:{number % 2}") for number in range(4)}
+
+    assert try_claim(db, *GPUS) is None, "the older one waits for cuda:0"
+    fail(db, first, OVER)
+    held = take(devices=GPUS)
+    assert held.run_id == both
+    fail(db, held, OVER)
+    assert {try_claim(db, *GPUS), try_claim(db, *GPUS)} < younger
+    assert taken(db) == ["alpha/cuda:0", "alpha/cuda:1"]
+
+
+def test_runs_take_turns_by_age(db: Database, queue: Queue, take: Take) -> None:
+    """Catches starvation with any mixture: every claim is the oldest that is not blocked."""
+    needs = [*("cuda:0", BOTH, "cuda:1", "cuda:0", BOTH, "cpu", "cuda:1,cuda:2"), "cuda:2", BOTH]
+    ids = [queue(device=need) for need in needs]
+    order: list[str] = []
+    holding: list[Claim] = []
+    while len(order) < len(ids):
+        if try_one := claim_one(db, *GPUS, "cuda:2", "cpu"):
+            holding.append(try_one)
+            order.append(try_one.run_id)
+        else:
+            fail(db, holding.pop(0), OVER)
+    starts = [ids.index(run_id) for run_id in order]
+    for number, need in enumerate(needs):
+        before = starts[: starts.index(number)]
+        passed_by = [other for other in before if other > number]
+        assert not [other for other in passed_by if shares(needs[other], need)], number
+
+
+def shares(one: str, other: str) -> bool:
+    return not set(one.split(",")).isdisjoint(other.split(","))
+
+
+@pytest.mark.parametrize("why", ["later", "quarantined", "elsewhere"])
+def test_who_cannot_start_keeps_nobody_waiting(
+    db: Database, queue: Queue, take: Take, why: str
+) -> None:
+    """Catches GPUs that are kept free for a run that nobody may start here."""
+    queue(device="cuda:0")
+    take(devices=GPUS)
+    with db.reader() as session:
+        later = clock.now(session) + timedelta(hours=1)
+    both = {"later": BOTH, "quarantined": BOTH, "elsewhere": "cuda:1,cuda:7"}[why]
+    queue("apart", device=both, not_before=later if why == "later" else None)
+    if why == "quarantined":
+        with db.writer() as session:
+            session.execute(
+                update(CheckRow).where(CheckRow.name == "apart").values(quarantined_at=later)
+            )
+    younger = queue(device="cuda:1")
+    assert try_claim(db, *GPUS) == younger
 
 
 # devices that nobody has

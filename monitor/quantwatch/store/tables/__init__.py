@@ -24,6 +24,7 @@ from quantwatch.store.tables.kernels import KernelBatchRow, KernelCaseRow, Kerne
 from quantwatch.store.tables.results import BlockRow, MeasurementRow, NoiseFloorRow
 from quantwatch.store.tables.runs import LatestRunRow, RunAttemptRow, RunCandidateRow, RunRow
 from quantwatch.store.tables.schedules import (
+    AppliedSettingsRow,
     AuditRow,
     ComponentRow,
     DeviceSlotRow,
@@ -36,6 +37,7 @@ from quantwatch.store.tables.schedules import (
 __all__ = [
     "AlertRow",
     "AlertScopeRow",
+    "AppliedSettingsRow",
     "AuditRow",
     "Base",
     "BaselinePinRow",

@@ -23,7 +23,9 @@ class AlertRow(Base):
     """inactive → pending → firing → recovering → inactive."""
     severity: Mapped[str | None]
     num_breaches: Mapped[Count] = mapped_column(default=0)
-    """Runs in a row that breached, while pending."""
+    """Runs that breached, in a row or among the last n, while pending."""
+    breach_window: Mapped[Count] = mapped_column(default=0)
+    """Bits: which of the last judged runs breached, the newest lowest; only under m of n."""
     num_clear: Mapped[Count] = mapped_column(default=0)
     """Runs in a row beyond the leave threshold, while firing or recovering."""
     num_missing: Mapped[Count] = mapped_column(default=0)

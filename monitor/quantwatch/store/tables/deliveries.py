@@ -98,6 +98,7 @@ class EndpointRow(Base):
     settings_sha: Mapped[str]
     """A changed setting enables it again."""
     failing_since: Mapped[datetime | None]
+    """Begin of the streak, moved on by what no attempt was made in (more than a day at a time)."""
     num_failures: Mapped[Count]
     """In a row."""
     failure_ratio: Mapped[float]

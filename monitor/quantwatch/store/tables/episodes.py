@@ -9,7 +9,7 @@ from quantwatch.store.tables.base import Base, Count, JsonDocument, Key, Prose
 
 
 class RuleEvaluationRow(Base):
-    """A rule judged on a run, once: a second evaluation changes nothing."""
+    """A rule judged on a run: once, and again for each time that somebody insisted."""
 
     __tablename__ = "rule_evaluation"
     # Deleting a run looks for its evaluations.
@@ -17,6 +17,8 @@ class RuleEvaluationRow(Base):
 
     alert_id: Mapped[int] = mapped_column(ForeignKey("alert.id"), primary_key=True)
     run_id: Mapped[str] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True)
+    eval_version: Mapped[Count] = mapped_column(primary_key=True, autoincrement=False, default=1)
+    """1 for the judgement that ended the run; a forced one is the next."""
     outcome: Mapped[str]
     """breach, clear (better than the leave threshold), between, undecided, or missing."""
     value: Mapped[float | None]

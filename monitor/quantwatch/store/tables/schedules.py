@@ -76,6 +76,18 @@ class ComponentRow(Base):
     details: Mapped[JsonDocument]
 
 
+class AppliedSettingsRow(Base):
+    """A part of the configuration that has no row of its own, as it was applied last."""
+
+    __tablename__ = "applied_settings"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    """service, retention, or endpoint: and its name."""
+    document: Mapped[JsonDocument]
+    """Without secrets: of them and of addresses there is a digest."""
+    applied_at: Mapped[datetime]
+
+
 class FailedTaskRow(Base):
     """A failed operation, once per thing it was about: counted by operation or by error."""
 
