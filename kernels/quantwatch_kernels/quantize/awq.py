@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from quantwatch_kernels.numerics import relative_rmse
 from quantwatch_kernels.quantize.affine import quantize_weight
+from quantwatch_kernels.quantize.basis import mark_input
 from quantwatch_kernels.quantize.folding import divide_outputs, is_linear, multiply_inputs
 from quantwatch_kernels.quantize.gptq import output_error
 from quantwatch_kernels.quantize.input_stats import InputStats, collect
@@ -86,6 +87,7 @@ def _scale(
         multiply_inputs(module, factors)
     moved = relative_rmse(_outputs(walk, index), before)
     if moved <= _TOLERANCE.get(kept[0].dtype, 1e-5):
+        _mark(walk.model, reading)
         return None
     with torch.no_grad():
         for (_, module), weight in zip(reading.readers, kept, strict=True):
@@ -93,6 +95,14 @@ def _scale(
         for name, parameter in reading.maker.named_parameters():
             parameter.copy_(made[name])
     return f"scaling its input changes the layer's output by {moved:.2g}"
+
+
+def _mark(model: nn.Module, reading: _Reading) -> None:
+    """Note who takes scaled inputs: the readers, and the module around them if a norm scales."""
+    for path, module in reading.readers:
+        mark_input(module, "its inputs are scaled by AWQ")
+        if reading.maker is not None and not is_linear(reading.maker):
+            mark_input(model.get_submodule(path.rpartition(".")[0]), "its inputs are scaled by AWQ")
 
 
 def awq_factors(

@@ -97,6 +97,11 @@ class Block:
     readers: tuple[tuple[Matrix, ...], tuple[Matrix, ...]]
     writers: tuple[tuple[Matrix, ...], tuple[Matrix, ...]]
 
+    def branch(self, model: nn.Module, part: int) -> nn.Module:
+        """Return the attention (0) or MLP (1) module: what holds the part's matrices."""
+        inside = self.writers[part][0].path.removeprefix(f"{self.path}.")
+        return model.get_submodule(f"{self.path}.{inside.partition('.')[0]}")
+
     def matrix(self, part: int, name: str) -> Matrix | None:
         """Return the plain linear layer of this name in the attention (0) or a dense MLP (1)."""
         found = [m for m in (*self.readers[part], *self.writers[part]) if m.name == name]

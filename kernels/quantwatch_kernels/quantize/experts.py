@@ -52,11 +52,8 @@ def _place(weight: Tensor) -> tuple[int, int]:
 @contextmanager
 def loop_over_experts(model: nn.Module) -> Iterator[None]:
     """Inside, stacked experts are multiplied one after another."""
-    configs = {
-        id(config): config
-        for module in model.modules()
-        if hasattr(config := getattr(module, "config", None), "_experts_implementation")
-    }
+    found: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    configs = {id(each): each for each in found if hasattr(each, "_experts_implementation")}
     kept = {key: config._experts_implementation for key, config in configs.items()}
     try:
         for config in configs.values():

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from quantwatch_kernels.quantize.basis import carry_marks
+
 __all__ = [
     "add_input_transform",
     "add_output_transform",
@@ -89,7 +91,8 @@ def transformed_input(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def carry_transforms(old: nn.Module, new: nn.Module) -> None:
-    """Give a module that replaces another one its input transforms."""
+    """Give a module that replaces another one its input transforms and the marks of its basis."""
+    carry_marks(old, new)
     if isinstance(old, _TransformsInput):
         for transform in old.input_transforms:
             add_input_transform(new, transform)

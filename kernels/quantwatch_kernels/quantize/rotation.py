@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from quantwatch_kernels.quantize.basis import mark_input, mark_output
 from quantwatch_kernels.quantize.blocks import (
     Block,
     Matrix,
@@ -68,6 +69,7 @@ def rotate_(model: nn.Module, spec: RotationSpec) -> RotationReport:
     if ends is not None:
         rotation = Hadamard(ends.width, spec.seed, spec.block)
         notes += _rotate_residual(ends, blocks, rotation)
+        _mark_residual(model, ends, blocks, rotation)
         # Past nn.Module's registration: it is no part of what the model computes.
         model.__dict__["residual_rotation"] = rotation
     for matrix, rotation, kind in steps:
@@ -77,6 +79,8 @@ def rotate_(model: nn.Module, spec: RotationSpec) -> RotationReport:
             matrix.write(rotation(matrix.read()))
         if kind == "online":
             add_input_transform(matrix.module, rotation)
+        elif kind == "columns":
+            mark_input(matrix.module, "its heads' values are rotated")
     if spec.down:
         dense = {matrix.path for matrix, _, kind in steps if kind == "online"}
         notes += [
@@ -193,6 +197,26 @@ def _rotate_residual(ends: _Ends, blocks: list[Block], rotation: Hadamard) -> li
     _rotate_table(ends.embedding.get_parameter("weight"), None, rotation)
     _rotate_table(ends.head.get_parameter("weight"), _take_gain(ends.norm), rotation)
     return [_BASIS, ("head", "the final norm's gain and the rotation are folded into it")]
+
+
+def _mark_residual(model: nn.Module, ends: _Ends, blocks: list[Block], rotation: Hadamard) -> None:
+    """Note what takes or gives the rotated stream, for whoever compares hidden states."""
+    why = "its hidden states are rotated"
+    for block in blocks:
+        branches = [block.branch(model, part) for part in (0, 1)]
+        readers = [matrix.module for part in block.readers for matrix in part]
+        for module in (model.get_submodule(block.path), *branches):
+            mark_input(module, why)
+            mark_output(module, rotation, why)
+        for module in readers:
+            mark_input(module, why)
+        for matrix in (*block.writers[0], *block.writers[1]):
+            mark_output(matrix.module, rotation, why)
+    mark_output(ends.embedding, rotation, why)
+    mark_input(ends.norm, why)
+    if not ends.tied:
+        mark_output(ends.norm, None, "its gain is folded into the head")
+        mark_input(ends.head, why)
 
 
 def _rotate_rows(matrix: Matrix, rotation: Hadamard) -> None:

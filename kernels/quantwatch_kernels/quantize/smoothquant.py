@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from quantwatch_kernels.quantize.basis import mark_input
 from quantwatch_kernels.quantize.blocks import (
     Block,
     Matrix,
@@ -100,6 +101,13 @@ def smooth_(model: nn.Module, alpha: float, calibration: Sequence[Tensor]) -> Sm
     largest = _observe(model, places, calibration)
     for place, activation in zip(places, largest, strict=True):
         _smooth(place, activation, alpha)
+        for matrix in place.readers:
+            mark_input(matrix.module, "its inputs are smoothed")
+    smoothed = {place.name for place in places}
+    for block in blocks:
+        for part, (path, _) in enumerate(block.norms):
+            if path in smoothed:
+                mark_input(block.branch(model, part), "its inputs are smoothed")
     moved = check_unchanged(model, ids, before, "smoothing")
     return SmoothReport(tuple(place.name for place in places), tuple(skipped), moved)
 

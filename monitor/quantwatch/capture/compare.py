@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quantwatch.capture.basis import other_inputs
 from quantwatch.capture.batches import Batch
 from quantwatch.capture.calls import Call, hidden_output
 from quantwatch.capture.isolated import Isolation, comparable
@@ -15,6 +16,7 @@ from quantwatch.capture.trace import Trace
 from quantwatch.domain import Scope, is_layer
 from quantwatch.errors import CaptureError
 from quantwatch_kernels.compare.tap import TapNorms, TapStatistics, statistics_of, tap_norms
+from quantwatch_kernels.quantize.basis import give_back
 
 
 @dataclass(slots=True)
@@ -70,7 +72,9 @@ class _Comparison:
     """Compares every tap with the trace as soon as it fires."""
 
     def __init__(self, probe: Probe, batch: Batch, trace: Trace, exact: bool) -> None:
-        self.isolation = Isolation(probe, batch, trace.passages, exact=exact)
+        changed = other_inputs(probe.model)
+        passages = {s: passage for s, passage in trace.passages.items() if s not in changed}
+        self.isolation = Isolation(probe, batch, passages, exact=exact)
         self._probe = probe
         self._batch = batch
         self._trace = trace
@@ -84,7 +88,10 @@ class _Comparison:
     def after(self, scope: Scope, module: nn.Module, call: Call, output: Any) -> None:
         """Compare a tap's output; measure isolated errors once its layer is complete."""
         if scope in self._trace.taps and scope in self._probe.model.anatomy.taps:
-            self._compare(scope, hidden_output(output, self._batch, f"{self._probe.name}: {scope}"))
+            hidden = hidden_output(output, self._batch, f"{self._probe.name}: {scope}")
+            plain = give_back(module, hidden)
+            if isinstance(plain, Tensor):  # else the report tells why it isn't compared
+                self._compare(scope, plain)
         self.isolation.after(scope, module, call, output)
 
     def finish(self) -> Reading:

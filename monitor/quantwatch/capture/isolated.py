@@ -20,6 +20,7 @@ from quantwatch.capture.trace import Passage
 from quantwatch.domain import EMBEDDING, Scope, is_layer, layer_index
 from quantwatch.errors import CaptureError
 from quantwatch_kernels.compare.tap import isolated_error
+from quantwatch_kernels.quantize.basis import give_back
 
 
 class Isolation:
@@ -38,13 +39,12 @@ class Isolation:
 
     def after(self, scope: Scope, module: nn.Module, call: Call, output: Any) -> None:
         """Note a module that ran; when its whole layer has run, measure them all."""
-        if scope not in self._passages:
-            return
-        if scope == EMBEDDING:  # the same token ids went in
-            self.record(scope, output)
-            return
-        self._waiting[scope] = (module, call)
-        if is_layer(scope) or layer_index(scope) is None:
+        if scope in self._passages:
+            if scope == EMBEDDING:  # the same token ids went in
+                self.record(scope, output)
+                return
+            self._waiting[scope] = (module, call)
+        if self._waiting and (is_layer(scope) or layer_index(scope) is None):
             start = perf_counter()
             for outer_first in reversed(list(self._waiting)):
                 if outer_first not in self.errors:
@@ -55,7 +55,12 @@ class Isolation:
     def record(self, scope: Scope, output: Any) -> None:
         """Compare an output on the reference's input with the reference's."""
         passage = self._passages[scope]
-        ours = self._batch.select(hidden_output(output, self._batch, self._what(scope)))
+        given = give_back(
+            self._module(scope), hidden_output(output, self._batch, self._what(scope))
+        )
+        if not isinstance(given, Tensor):  # the report tells why it isn't compared
+            return
+        ours = self._batch.select(given)
         if passage.rows is not None:
             ours = ours[passage.rows]
         if ours.shape != passage.output.shape:
@@ -103,6 +108,11 @@ class Isolation:
         index = index if passage.rows is None else index[passage.rows]
         pairs = zip(own.items(), passage.inputs, strict=True)
         return {key: _with_rows(ours, index, theirs) for (key, ours), theirs in pairs}
+
+    def _module(self, scope: Scope) -> nn.Module:
+        anatomy = self._probe.model.anatomy
+        path = anatomy.taps.get(scope) or anatomy.linears[scope]
+        return self._probe.model.module.get_submodule(path)
 
     def _what(self, scope: Scope) -> str:
         return f"{self._probe.name}: {scope}"

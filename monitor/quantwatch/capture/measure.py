@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from quantwatch.capture.basis import other_inputs
 from quantwatch.capture.births import candidate_births, reference_births
 from quantwatch.capture.compare import Reading, read_candidate
 from quantwatch.capture.layers import read_layers, worst_positions
@@ -14,7 +15,7 @@ from quantwatch.capture.probe import Probe
 from quantwatch.capture.readout import readout_of
 from quantwatch.capture.report import MAX_HEAD_ROWS, CaptureReport
 from quantwatch.capture.trace import Trace, TraceSource
-from quantwatch.domain import Progress, Sink
+from quantwatch.domain import HEAD, Progress, Sink
 
 
 class Measurer:
@@ -35,6 +36,7 @@ class Measurer:
         self._plan = plan
         self._sink = sink
         self._head_rows: dict[str, set[int]] = {}
+        self._other_heads = {n for n, probe in probes.items() if HEAD in other_inputs(probe.model)}
         report.bit_equal = dict.fromkeys(probes, True)
         report.head_rows = dict.fromkeys(probes, ())
 
@@ -71,7 +73,7 @@ class Measurer:
         outputs, report = measured.outputs, self.report
         with report.timed("lens"):
             self._read_layers(measured, trace, layout, heads[0])
-        if layout.batch.isolated:
+        if layout.batch.isolated and measured.name not in self._other_heads:
             with report.timed("isolated"):
                 self._isolate_head(measured, layout, heads)
         measured.births = candidate_births(measured.reading, outputs, layout)

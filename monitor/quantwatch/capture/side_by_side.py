@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from quantwatch.capture.basis import incomparable, refuse_as_reference
 from quantwatch.capture.batches import Batch, plan_batches, regroup
 from quantwatch.capture.conditions import measure_conditions
 from quantwatch.capture.layout import lay_out
@@ -161,11 +162,15 @@ def _describe(models: Mapping[str, LoadedModel], report: CaptureReport) -> None:
     """Note where the taps are in each model, and what is missing.
 
     Raises:
-        CaptureError: a candidate lacks a place that can't be left out.
+        CaptureError: a candidate lacks a place that can't be left out, or the reference can't
+            be compared with.
     """
     reference = models[REFERENCE].anatomy
+    refuse_as_reference(models[REFERENCE])
     for name, model in models.items():
         anatomy = model.anatomy
+        for scope, reason in incomparable(model).items():
+            report.missing.setdefault(scope, {})[name] = reason
         for scope, reason in anatomy.missing.items():
             report.missing.setdefault(scope, {})[name] = reason
         for scope in {**reference.taps, **reference.linears}:

@@ -36,6 +36,10 @@ Clip = Annotated[Literal["none", "mse"], typer.Option(help="mse: search each gro
 Scales = Annotated[
     Literal["float32", "bfloat16", "float16"], typer.Option("--scale-dtype", help="Of scales.")
 ]
+Detail = Annotated[
+    Literal["linear", "part"],
+    typer.Option(help="A format per linear layer, or per attention and MLP (quicker)."),
+]
 Probe = Annotated[str | None, typer.Option(help="The format whose KL is measured, others scaled.")]
 CalibratedOn = Annotated[
     str, typer.Option("--calibrate-on", metavar="FILE|core-v1", help="Never what is measured.")
@@ -110,7 +114,7 @@ def allocate(
     calibration_windows: CalibrationWindows = 16, tokens: Tokens = 1024,
     formats: Formats = "uint3-g64,uint4-g64,uint5-g64,uint6-g64,int8-channel",
     embedding: TableFormats = "uint4-g64,uint5-g64,uint6-g64,int8-channel",
-    probe: Probe = None, method: Method = "gptq", clip: Clip = "mse",
+    detail: Detail = "linear", probe: Probe = None, method: Method = "gptq", clip: Clip = "mse",
     scale_dtype: Scales = "float16", threads: Threads = 1, json: o.AsJson = False,
 ) -> None:  # fmt: skip
     """Write a recipe with a format per layer that fits into so many bits per weight."""
@@ -119,7 +123,14 @@ def allocate(
 
     session = Session.of(context, json=json)
     wish = run.wanted(
-        target_bpw, formats, embedding, probe, method=method, clip=clip, scale_dtype=scale_dtype
+        target_bpw,
+        formats,
+        embedding,
+        probe,
+        method=method,
+        clip=clip,
+        scale_dtype=scale_dtype,
+        detail=detail,
     )
     lab.pin(threads)
     texts = run.Texts(text, windows, calibrate_on, calibration_windows, tokens)

@@ -57,7 +57,7 @@ class RecipeConfig(WeightsConfig):
 
     @model_validator(mode="after")
     def _calibrated(self) -> "RecipeConfig":
-        needs = [spec.method for spec in self._specs() if spec.method in ("gptq", "awq")]
+        needs: list[str] = [spec.method for spec in self._specs() if spec.method in ("gptq", "awq")]
         if self.smooth is not None:
             needs.append("smooth")
         if self.activations is not None and self.activations.static:

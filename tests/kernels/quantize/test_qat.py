@@ -73,8 +73,8 @@ def test_starts_with_what_the_quantizer_gave(
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_weights_start_as_near_as_their_codes_allow(spec: WeightSpec) -> None:
-    """Catches weights that start beyond a cell's edge, or in its middle without need."""
+def test_weights_start_towards_where_they_were(spec: WeightSpec) -> None:
+    """Catches weights that start outside their cell or at its edge, and unmoved ones that are moved."""
     weight = torch.randn(8, 48)
     quantized = quantize_weight(weight, replace(spec, method="nearest", clip="none"))
     assert torch.equal(inside_cells(weight, quantized), weight)
@@ -87,6 +87,11 @@ def test_weights_start_as_near_as_their_codes_allow(spec: WeightSpec) -> None:
     kept = other.codes == quantized.codes
     assert 0 < int(kept.sum()) < kept.numel()
     assert torch.equal(inside[kept], weight[kept])
+    size = spec.granularity.group_size(48)
+    steps = (inside - other.values) / other.qparams.scales.float().repeat_interleave(size, 1)[
+        :, :48
+    ]
+    torch.testing.assert_close(steps[~kept].abs(), torch.full_like(steps[~kept], 0.25))
     nearer = (inside - weight).abs() < (other.values - weight).abs()
     assert nearer[~kept].all()
 

@@ -56,7 +56,7 @@ SURFACE = {
     "endpoints list": "--json",
     "endpoints secret": "",
     "endpoints test": "name",
-    "kernels allocate": "--calibrate-on --calibration-windows --clip --embedding --formats --json "
+    "kernels allocate": "--calibrate-on --calibration-windows --clip --detail --embedding --formats --json "
     "--method --out --probe --scale-dtype --target-bpw --text --threads --tokens --windows model",
     "kernels bench": "--json --no-store --out --quick --rounds --store --threads",
     "kernels bounds": "--json --model --out --quick --recipe --threads",

@@ -104,6 +104,20 @@ def test_the_recipe_is_the_allocation(yardstick: Yardstick) -> None:
     assert 0.5 < found.additivity < 2
 
 
+def test_parts_are_coarser(yardstick: Yardstick) -> None:
+    """Catches a rule for a half that reaches the other one, and a half that is left out."""
+    found = make_recipe(yardstick, replace(NEAREST, detail="part"), ids(6, 2), SECTION)
+    assert len(found.names) == 1 + 2 * 3
+    assert found.measured.bits_per_weight <= 5
+    recipe = kernel_recipe(found.recipe)
+    for name, option in zip(found.names[1:], found.allocation.options[1:], strict=True):
+        inside = ("q_proj", "o_proj") if name.endswith("attn") else ("gate_proj", "down_proj")
+        for linear in inside:
+            spec = recipe.for_layer(f"{name}.{linear}")
+            assert spec == NEAREST.spec(option.name, embedding=False)
+    assert len({option.name for option in found.allocation.options}) > 1
+
+
 def test_gptq_recipes_are_calibrated(yardstick: Yardstick) -> None:
     """Catches a file without its calibration, and a table that is calibrated on nothing."""
     wanted = replace(NEAREST, method="gptq")

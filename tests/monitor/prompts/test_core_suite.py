@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from quantwatch.config.schema import SUITES as CONFIGURABLE
-from quantwatch.config.schema import SuiteConfig
+from quantwatch.config.suites import SUITES as CONFIGURABLE
+from quantwatch.config.suites import SuiteConfig
 from quantwatch.domain import Suite
 from quantwatch.errors import PromptError
 from quantwatch.prompts.loading import load_suite

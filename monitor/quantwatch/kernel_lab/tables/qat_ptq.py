@@ -35,14 +35,15 @@ BLOCKS = 2
 SEQUENCES = 8
 TOKENS = 256
 STEPS = 24
+QUICK_STEPS = 6
 _NEAREST = Recipe.named("uint3-g64").with_weights(clip="mse", scale_dtype=torch.bfloat16)
 _GPTQ = _NEAREST.with_weights(method="gptq")
-_BOTH = QatOptions("both", steps=STEPS, lr=3e-4, range_lr=1e-3)
-_RANGES = QatOptions("scales", steps=STEPS, range_lr=3e-3)
+_BOTH = QatOptions("both", steps=STEPS, lr=1e-3, range_lr=3e-3)
+_RANGES = QatOptions("scales", steps=STEPS, range_lr=2e-3)
 _TRAINED = (
     ("QAT: weights and ranges, from nearest", "nearest", _BOTH),
     ("ranges alone, GPTQ's codes fixed", "GPTQ", _RANGES),
-    ("QAT: weights and ranges, from GPTQ", "GPTQ", replace(_BOTH, lr=1e-4)),
+    ("QAT: weights and ranges, from GPTQ", "GPTQ", replace(_BOTH, lr=3e-4, range_lr=1e-3)),
 )
 _COLUMNS = (
     Column("method", "method"),
@@ -95,7 +96,7 @@ def compare(measured: Yardstick, data: Sequence[Tensor], request: TableRequest) 
         rows.append((name, *held, loss, *[None] * 7))
     for name, start, options in _TRAINED:
         request.tell(name)
-        used = replace(options, steps=6) if request.quick else options
+        used = replace(options, steps=QUICK_STEPS) if request.quick else options
         runs = _trained(bench, starts[start], used, request)
         window = max(1, len(data) // used.inputs_per_step)
         rows.append((name, *_cells(runs, window)))
@@ -118,18 +119,25 @@ def _trained(
 def _notes(bench: QatBench, request: TableRequest, losses: Sequence[str]) -> tuple[str, ...]:
     text = bench.measured.text
     tokens = sum(ids.numel() for ids in bench.data)
-    rates = "; ".join(f"{name}: weights {o.lr:g}, ranges {o.range_lr:g}" for name, _, o in _TRAINED)
+    rates = "; ".join(f"{name}: {_rates(options)}" for name, _, options in _TRAINED)
+    steps = QUICK_STEPS if request.quick else STEPS
     return (
         f"{request.model} off its grid (seed {request.seed}), held out: {len(text.windows)} "
         f"windows of {text.name}, {text.num_scored} scored tokens",
         f"only the linear layers of the last {BLOCKS} blocks are quantized ({_NEAREST.name}, "
         f"bfloat16 scales) or trained; the frozen prefix is the float32 reference",
         f"all methods on the same {len(bench.data)} sequences, {tokens} tokens; loss: KL over "
-        f"all positions; AdamW, cosine, {_BOTH.inputs_per_step} sequences a step, "
+        f"all positions; AdamW, cosine, {_BOTH.inputs_per_step} sequences a "
+        f"step, {steps} steps, "
         f"clipped at a global norm of {_BOTH.clip_norm:g}, float32 throughout",
         f"learning rates: {rates}",
         f"loss averaged over a pass, first → least, mean over seeds: {'; '.join(losses)}",
     )
+
+
+def _rates(options: QatOptions) -> str:
+    ranges = f"ranges {options.range_lr:g}"
+    return ranges if options.learn == "scales" else f"weights {options.lr:g}, {ranges}"
 
 
 def _cells(runs: Sequence[Run], window: int) -> tuple[Cell, ...]:

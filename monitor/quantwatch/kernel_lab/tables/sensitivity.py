@@ -54,7 +54,7 @@ def build(request: TableRequest) -> Table:
     rows = _measured(request, measured.module, measured.scopes, inputs, (FORMAT, kinds))
     texts_moe = [prompt.text for prompt in shipped_suite("core-v1") if prompt.text]
     request.tell("training the small mixture of experts")
-    moe = train_tiny_moe(texts_moe, seed=request.seed)
+    moe = train_tiny_moe(texts_moe, steps=100 if request.quick else 300, seed=request.seed)
     windows = [torch.cat(moe.windows(_MOE_WINDOWS))]
     scopes = {f"model.layers.{n}{a}": f"layers.{n}{b}" for n in range(2) for a, b in _MOE_SCOPES}
     rows_moe = _measured(request, moe.model, scopes, windows, (MOE_FORMAT, KINDS))
