@@ -54,6 +54,7 @@ SURFACE = {
     "doctor": "--json --preflight",
     "endpoints enable": "name",
     "endpoints list": "--json",
+    "endpoints preview": "--event --json --run name",
     "endpoints secret": "",
     "endpoints test": "name",
     "report": "--format --output run",
