@@ -1,7 +1,7 @@
 """`quantwatch endpoints`: the receivers of the configuration and how they are doing."""
 
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -9,15 +9,23 @@ from quantwatch.cli import options as o
 from quantwatch.cli.actor import actor
 from quantwatch.cli.output import show, show_json, table
 from quantwatch.cli.session import Session
-from quantwatch.cli.streams import say
+from quantwatch.cli.streams import say, whisper
 from quantwatch.errors import UserError
 
 if TYPE_CHECKING:
     from quantwatch.config.endpoints import Endpoint
+    from quantwatch.store.deliveries import Message
     from quantwatch.store.endpoints import EndpointState
 
 app = typer.Typer(help="Receivers of messages.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of an endpoint.")]
+Kind = Literal["firing", "resolved", "digest", "test"]
+Event = Annotated[
+    Kind | None, typer.Option(help="A message with made-up data; firing when absent.")
+]
+OfRun = Annotated[
+    str | None, typer.Option(help="The messages that this run led to instead: id, check or latest.")
+]
 
 
 @app.command("list")
@@ -52,6 +60,31 @@ def test(context: typer.Context, name: Name) -> None:
     say(f"{name}: delivered: status {attempt.status} in {attempt.duration_s:.2f} s\n")
 
 
+@app.command("preview")
+def preview(
+    context: typer.Context,
+    name: Name,
+    event: Event = None,
+    run: OfRun = None,
+    json: o.AsJson = False,
+) -> None:
+    """Print headers and body that an endpoint would get, without its secrets; nothing is sent."""
+    from quantwatch.delivery.formats import most_in_digest
+    from quantwatch.delivery.preview import preview
+
+    session = Session.of(context, json=json)
+    endpoint = _known(_endpoints(session), name)
+    found = [preview(one, endpoint) for one in _messages(session, endpoint, event, run)]
+    if event == "digest" and most_in_digest(endpoint) == 1:
+        whisper(f"note: {name} gets no digests: it is sent each message alone")
+    if json:
+        show_json([{"event": one.event, "headers": one.headers, "body": one.body} for one in found])
+        return
+    for one in found:
+        head = "".join(f"{header}: {value}\n" for header, value in one.headers.items())
+        say(f"{head}\n{one.body}\n")
+
+
 @app.command("enable")
 def enable(context: typer.Context, name: Name) -> None:
     """Enable an endpoint that was disabled; its dead letters stay until they are replayed."""
@@ -84,6 +117,25 @@ def _known(endpoints: "dict[str, Endpoint]", name: str) -> "Endpoint":
     if name not in endpoints:
         raise UserError(f"no endpoint {name!r}; known: {', '.join(endpoints) or 'none'}")
     return endpoints[name]
+
+
+def _messages(
+    session: Session, endpoint: "Endpoint", event: Kind | None, run: str | None
+) -> "list[Message]":
+    from quantwatch.delivery.samples import as_message, sample
+    from quantwatch.store.resolve import resolve_run_id
+    from quantwatch.store.told import told_on
+
+    if run is None:
+        config, _ = session.config()
+        return [sample(event or "firing", endpoint.name, config.service.dashboard_url)]
+    if event is not None:
+        raise UserError("--event and --run each say what is shown; give one of them")
+    with session.reader() as database:
+        told = told_on(database, resolve_run_id(database, run))
+    return [
+        as_message(one.event_id, one.type, one.subject, one.body, endpoint.name) for one in told
+    ]
 
 
 def _row(one: "Endpoint", known: "EndpointState | None") -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, Literal
 
 from quantwatch.config.endpoints import ADDRESS
@@ -112,7 +113,8 @@ def differences(before: Any, after: Any, where: str = "") -> Iterator[str]:
         for index, (one, other) in enumerate(zip(before, after, strict=True)):
             yield from differences(one, other, f"{where}[{index}]")
     elif before != after:
-        yield f"{where}: {_shown(before)} → {_shown(after)}"
+        old, new = _from_where_they_differ(before, after)
+        yield f"{where}: {_shown(old)} → {_shown(new)}"
 
 
 def _check_changes(
@@ -194,6 +196,17 @@ def _cut(found: Sequence[str]) -> tuple[str, ...]:
 
 def _are_lists(before: Any, after: Any) -> bool:
     return isinstance(before, list) and isinstance(after, list)
+
+
+def _from_where_they_differ(before: Any, after: Any) -> tuple[Any, Any]:
+    """Return two values; of long texts what they have in common at the beginning is left out."""
+    if not (isinstance(before, str) and isinstance(after, str)):
+        return before, after
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
+    start = sum(1 for _ in alike) - _MOST_LETTERS // 3
+    if start <= 0 or max(len(before), len(after)) <= _MOST_LETTERS:
+        return before, after
+    return f"…{before[start:]}", f"…{after[start:]}"
 
 
 def _shown(value: Any) -> str:

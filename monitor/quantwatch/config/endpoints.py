@@ -5,14 +5,18 @@ import binascii
 import ipaddress
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quantwatch.config.receiver_headers import Headers, resolve_headers
 from quantwatch.config.receiver_urls import parse_url
+from quantwatch.config.roots import allowed_roots
 from quantwatch.config.secrets import Secret, from_environment, from_file
-from quantwatch.config.service import EndpointConfig
+from quantwatch.config.service import TEMPLATE_SETTINGS, EndpointConfig
+from quantwatch.config.template_files import resolve_template
+from quantwatch.config.templates import Template
 from quantwatch.errors import ConfigError
 from quantwatch.observability import redaction
 from quantwatch.telemetry import canonical_sha
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
     from quantwatch.config.schema import Config
 
 ADDRESS = "address_and_secrets"
+BODY_FILE = "body_file_sha"
+"""Key of a template's digest: an edited file is seen, too."""
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -40,6 +46,10 @@ class Endpoint:
     rate_per_minute: int = 20
     networks: tuple[Network, ...] = ()
     """Private networks that it may lie in."""
+    template: Template | None = None
+    """The body of format `template`."""
+    headers: Headers = ()
+    """Of its own, beside those that every message has."""
 
     def __repr__(self) -> str:
         return f"Endpoint({self.name}, {self.format}, {self.host})"
@@ -54,7 +64,11 @@ class Endpoint:
         """Digest of everything that decides where and how is sent; one way, to see a change."""
         secrets = [secret.reveal() for secret in self.secrets]
         networks = [str(network) for network in self.networks]
-        return canonical_sha([str(self.url), secrets, self.format, networks])
+        known: list[Any] = [str(self.url), secrets, self.format, networks]
+        if self.template is not None:
+            fixed = [[k, v] for k, v in self.headers if isinstance(v, str)]
+            known += [self.template.text, self.template.content_type, fixed, _hidden(self)]
+        return canonical_sha(known)
 
 
 def endpoint_document(config: EndpointConfig, endpoint: Endpoint) -> dict[str, Any]:
@@ -64,8 +78,19 @@ def endpoint_document(config: EndpointConfig, endpoint: Endpoint) -> dict[str, A
     """
     document = config.model_dump(mode="json")
     document["url"] = None if config.url is None else endpoint.host
+    for name in TEMPLATE_SETTINGS:
+        # An endpoint without a template has none of them, as before there were any.
+        if endpoint.template is None or not document[name]:
+            del document[name]
+    if endpoint.template is not None and config.body_file is not None:
+        document[BODY_FILE] = canonical_sha(endpoint.template.text)[:16]
     secrets = [secret.reveal() for secret in endpoint.secrets]
-    return {**document, ADDRESS: canonical_sha([str(endpoint.url), secrets])}
+    known = [str(endpoint.url), secrets, *filter(None, [_hidden(endpoint)])]
+    return {**document, ADDRESS: canonical_sha(known)}
+
+
+def _hidden(endpoint: Endpoint) -> list[list[str]]:
+    return [[k, v.reveal()] for k, v in endpoint.headers if isinstance(v, Secret)]
 
 
 def resolve_endpoints(
@@ -75,15 +100,24 @@ def resolve_endpoints(
 
     Raises ConfigError naming the endpoint and the setting, never a URL or a secret.
     """
+    roots = allowed_roots(config, base_dir)
     return {
-        name: resolve_endpoint(name, one, base_dir, env) for name, one in config.endpoints.items()
+        name: resolve_endpoint(name, one, base_dir, env, roots)
+        for name, one in config.endpoints.items()
     }
 
 
 def resolve_endpoint(
-    name: str, config: EndpointConfig, base_dir: Path, env: Mapping[str, str] = os.environ
+    name: str,
+    config: EndpointConfig,
+    base_dir: Path,
+    env: Mapping[str, str] = os.environ,
+    roots: Sequence[Path] = (),
 ) -> Endpoint:
-    """Read one endpoint's secrets and check it. Raises ConfigError."""
+    """Read one endpoint's secrets and check it; its template lies in `roots`, by default in none.
+
+    Raises ConfigError.
+    """
     key = f"endpoints.{name}"
     if config.format == "apprise":
         url, secrets = _apprise(key, config, base_dir, env)
@@ -97,6 +131,8 @@ def resolve_endpoint(
         severities=config.severities,
         rate_per_minute=config.rate_per_minute,
         networks=tuple(_network(key, text) for text in config.allow_networks),
+        template=resolve_template(key, config, base_dir, roots),
+        headers=resolve_headers(key, config, base_dir, env),
     )
 
 

@@ -15,6 +15,8 @@ _MOST_SHOWN = 10
 _MOST_LETTERS = 60
 _SECRET = {"url"}
 """Keys whose value may hold a password and is never shown."""
+_SECRETS = {"headers"}
+"""Tables of such values."""
 _KINDS = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -111,7 +113,8 @@ def _pattern(pattern: str) -> str:
 
 def _shown(location: Location, value: Any) -> str:
     """Return the value as a prefix of a complaint; tables and secrets are left out."""
-    if isinstance(value, dict | list | BaseModel) or (location and location[-1] in _SECRET):
+    hidden = bool(_SECRET.intersection(location[-1:]) or _SECRETS.intersection(location[-2:-1]))
+    if isinstance(value, dict | list | BaseModel) or hidden:
         return ""
     text = json.dumps(value, ensure_ascii=False, default=str)
     cut = text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}…"

@@ -1,14 +1,32 @@
 """The service: endpoints that are told, how it listens, how long things are kept."""
 
+import re
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from quantwatch.config.base import Strict
 from quantwatch.config.durations import Duration, PositiveDuration
 
-Format = Literal["quantwatch", "alertmanager", "slack", "discord", "teams", "pagerduty", "apprise"]
-"""Shapes of messages. `apprise` needs the extra of that name and gives no delivery guarantee."""
+Format = Literal[
+    "quantwatch",
+    "alertmanager",
+    "slack",
+    "discord",
+    "teams",
+    "pagerduty",
+    "template",
+    "apprise",
+]
+"""Shapes of messages. `template` is one's own; `apprise` needs the extra of that name and gives no
+delivery guarantee."""
+TEMPLATE_SETTINGS = (
+    *("body", "body_file", "content_type", "headers", "headers_env", "headers_file"),
+)
+"""Those that only `format = "template"` has."""
+_CONTENT_TYPE = re.compile(
+    r"(application/([a-z0-9][a-z0-9.+-]*\+)?json|text/plain)(; ?charset=utf-8)?"
+)
 
 
 class EndpointConfig(Strict):
@@ -34,6 +52,36 @@ class EndpointConfig(Strict):
         default=(), description="Private networks (CIDR) that it may lie in."
     )
 
+    body: str | None = Field(
+        default=None, description="The template: text with `{{ name }}` (docs/webhooks.md)."
+    )
+    body_file: str | None = Field(
+        default=None, description="File with the template, inside the allowed roots."
+    )
+    content_type: str = Field(
+        default="application/json",
+        description="application/json, application/…+json or text/plain.",
+    )
+    headers: dict[str, str] = Field(
+        default_factory=dict, description="Headers with fixed values, of a template."
+    )
+    headers_env: dict[str, str] = Field(
+        default_factory=dict, description="Secret headers: the variable with the value."
+    )
+    headers_file: dict[str, str] = Field(
+        default_factory=dict, description="Secret headers: the file with the value."
+    )
+
+    @field_validator("content_type")
+    @classmethod
+    def _known_type(cls, value: str) -> str:
+        if not _CONTENT_TYPE.fullmatch(value):
+            raise ValueError(
+                f"{value!r} is not allowed; allowed: application/json, application/…+json or "
+                "text/plain: in no other a placeholder's text is escaped"
+            )
+        return value
+
     @model_validator(mode="after")
     def _one_url(self) -> "EndpointConfig":
         given = [key for key in ("url", "url_env", "url_file") if getattr(self, key) is not None]
@@ -41,6 +89,16 @@ class EndpointConfig(Strict):
             raise ValueError("exactly one of url, url_env and url_file is required")
         if self.secret_env is not None and self.secret_file is not None:
             raise ValueError("at most one of secret_env and secret_file is allowed")
+        return self
+
+    @model_validator(mode="after")
+    def _template(self) -> "EndpointConfig":
+        if self.format != "template":
+            given = self.model_fields_set.intersection(TEMPLATE_SETTINGS)
+            for key in sorted(given):
+                raise ValueError(f'{key} is only for format = "template", not {self.format}')
+        elif (self.body is None) == (self.body_file is None):
+            raise ValueError('format = "template" needs exactly one of body and body_file')
         return self
 
 

@@ -61,7 +61,7 @@ def hold(session: Session, one: Due, endpoint: Endpoint, state: EndpointState) -
 
 def _next(session: Session, endpoint: Endpoint, bucket: Bucket) -> Due | None:
     """Return the oldest message, or a digest: with the last of the rate, or of a long queue."""
-    most_shown = most_in_digest(endpoint.format)
+    most_shown = most_in_digest(endpoint)
     many = most_shown > 1 and (
         bucket.tokens < 2 or deliveries.is_due(session, endpoint.name, MOST_MESSAGES)
     )

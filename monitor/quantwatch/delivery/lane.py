@@ -5,10 +5,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from quantwatch.config.endpoints import Endpoint
-from quantwatch.delivery import apprise, signing
+from quantwatch.delivery import apprise
 from quantwatch.delivery.claiming import claim, is_due
 from quantwatch.delivery.client import Answer, Client
-from quantwatch.delivery.formats import content_of, render
+from quantwatch.delivery.formats import content_of
+from quantwatch.delivery.requests import request_of
 from quantwatch.delivery.settling import OPERATION, Settled, settle
 from quantwatch.observability import logs, meters
 from quantwatch.observability.redaction import scrub
@@ -63,10 +64,8 @@ class Lane:
         try:
             if endpoint.format == apprise.FORMAT:
                 return apprise.notify(endpoint, content_of(message))
-            body = render(message, endpoint)
-            secrets = () if endpoint.format == "pagerduty" else endpoint.secrets
-            signed = signing.signed_headers(message.event_id, message.at, body, secrets)
-            return self.client.post(endpoint, {"content-type": "application/json"} | signed, body)
+            request = request_of(message, endpoint)
+            return self.client.post(endpoint, request.headers, request.body)
         except Exception as error:  # noqa: BLE001 - one bad message must not hold up the others
             log.error("message failed before it was sent", error=error, **_facts(message))
             text = scrub(f"{type(error).__name__}: {error}")

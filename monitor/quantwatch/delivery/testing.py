@@ -51,7 +51,7 @@ def _held(session: Session, endpoint: Endpoint) -> Message:
             f"Endpoint {endpoint.name} has had {endpoint.rate_per_minute} messages in this minute; "
             "wait a little."
         )
-    event = Event(TEST, f"{TEST}:{endpoint.name}", _body(clock.now(session).isoformat()))
+    event = Event(TEST, f"{TEST}:{endpoint.name}", body_at(clock.now(session).isoformat()))
     event_id = publish(session, event, [endpoint.name])
     one = deliveries.due_event(session, event_id, endpoint.name)
     message = hold(session, one, endpoint, state)
@@ -59,6 +59,7 @@ def _held(session: Session, endpoint: Endpoint) -> Message:
     return message
 
 
-def _body(timestamp: str) -> dict[str, Any]:
+def body_at(timestamp: str) -> dict[str, Any]:
+    """Return the document of a test."""
     data = {"version": 1, "title": "quantwatch: a test message", "severity": "info"}
     return {"type": TEST, "timestamp": timestamp, "data": data}

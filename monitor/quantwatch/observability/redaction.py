@@ -15,6 +15,8 @@ from urllib.parse import quote
 HIDDEN = "[redacted]"
 SHORTEST = 4
 """Letters; a shorter secret can't be told from ordinary words and is not kept out."""
+_SCHEMES = {"basic", "bearer", "digest", "token"}
+"""How a secret header begins: ordinary words."""
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/?#'\"@]*@"), rf"\1{HIDDEN}@"),
     # Tokens of chat services stand in the path: of a web address only the host is told.
@@ -47,7 +49,7 @@ _secrets: set[str] = set()
 def register(secret: str) -> None:
     """Keep a value out of every text from now on, also percent-encoded and in base 64."""
     for part in {secret.strip(), *secret.split()}:
-        if len(part) >= SHORTEST:
+        if len(part) >= SHORTEST and part.lower() not in _SCHEMES:
             with _lock:
                 _secrets.update(_forms(part))
 

@@ -54,6 +54,7 @@ SURFACE = {
     "doctor": "--json --preflight",
     "endpoints enable": "name",
     "endpoints list": "--json",
+    "endpoints preview": "--event --json --run name",
     "endpoints secret": "",
     "endpoints test": "name",
     "kernels allocate": "--calibrate-on --calibration-windows --clip --detail --embedding --formats --json "

@@ -128,3 +128,12 @@ def test_long_values_are_cut(name: str) -> None:
     longer = CHECK | {"description": name}
     (told,) = changes(config(nightly=CHECK), config(nightly=longer))
     assert len(told) < 120
+
+
+def test_long_texts_are_told_from_where_they_differ() -> None:
+    """Catches a template's change that reads the same on both sides."""
+    same = "x" * 200
+    [told] = differences({"body": f"{same} old words"}, {"body": f"{same} new words"})
+    assert told == f'body: "…{"x" * 19} old words" → "…{"x" * 19} new words"'
+    [told] = differences({"body": "short"}, {"body": "shorter"})
+    assert told == 'body: "short" → "shorter"'

@@ -204,7 +204,7 @@ def test_everything_in_a_digest_is_shown(name: str, filler: str) -> None:
         replace(one, body=canonical(json.loads(one.body) | {"data": {"title": f"no{n}!{filler}"}}))
         for n, one in enumerate(waiting)
     ]
-    members = members_of(titled[:MOST_MESSAGES], most_in_digest(name))
+    members = members_of(titled[:MOST_MESSAGES], most_in_digest(endpoint_to(1, format=name)))
     assert len(members) == {"discord": 25, "slack": 40}.get(name, 50)
     document = rendered(name, digest_of(*members))
     text = json.dumps(document, ensure_ascii=False).replace("\\", "")

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import func, select
 
 from quantwatch.config.load import load_config
-from quantwatch.config.service import EndpointConfig
+from quantwatch.config.service import TEMPLATE_SETTINGS, EndpointConfig
 from quantwatch.errors import ConfigError, StoreError
 from quantwatch.observability import meters
 from quantwatch.service import configuration
@@ -90,7 +90,16 @@ EDITS: dict[str, tuple[str, str]] = {
     "rate_per_minute": ("rate_per_minute = 60", "rate_per_minute: 20 → 60"),
     "allow_http": ("allow_http = true", "allow_http: false → true"),
     "allow_networks": ('allow_networks = ["10.1.0.0/16"]', 'allow_networks: [] → ["10.1.0.0/16"]'),
-}
+    "body": ('body = "2"', 'body: "1" → "2"'),
+    "body_file": ('body_file = "body.json"', 'body_file: null → "body.json"'),
+    "content_type": (
+        'content_type = "text/plain"', 'content_type: "application/json" → "text/plain"',
+    ),
+    "headers": ('headers = { x-a = "2" }', 'headers: null → {"x-a": "2"}'),
+    "headers_env": ('headers_env = { x-b = "KEY" }', 'headers_env: null → {"x-b": "KEY"}'),
+    "headers_file": ('headers_file = { x-c = "key.txt" }', 'headers_file: null → {"x-c": "key.txt"}'),
+}  # fmt: skip
+TEMPLATE = {"format": 'format = "template"', "body": 'body = "1"'}
 
 
 @pytest.mark.parametrize("field", EndpointConfig.model_fields)
@@ -103,11 +112,17 @@ def test_every_setting_of_an_endpoint_is_planned(
     monkeypatch.setenv("OTHER_URL", "https://hooks.example/services/T0/canary-4711")
     (file.parent / "url.txt").write_text("https://hooks.example/services/T0/canary-4711")
     (file.parent / "secret.txt").write_text(f"whsec_{'QUJD' * 8}")
+    monkeypatch.setenv("KEY", "canary-header")
+    (file.parent / "key.txt").write_text("canary-header")
+    (file.parent / "body.json").write_text("{}")
     lines = {"url": 'url_env = "OPS_URL"', "secret": 'secret_env = "SECRET"'}
+    if field in TEMPLATE_SETTINGS:
+        lines |= TEMPLATE
     file.write_text(CONFIG.replace(lines["url"], "\n".join(lines.values())))
     apply(db, load(file), "test")
     edit, words = EDITS[field]
-    lines[field.partition("_")[0]] = edit
+    # What excludes the line that it replaces has the same beginning.
+    lines[field if field.startswith("headers") else field.partition("_")[0]] = edit
     file.write_text(CONFIG.replace('url_env = "OPS_URL"', "\n".join(lines.values())))
     (change,) = told(db, file)
     assert change.startswith("changed endpoint ops ")
@@ -116,6 +131,24 @@ def test_every_setting_of_an_endpoint_is_planned(
     assert "whsec" not in change
     apply(db, load(file), "test")
     assert told(db, file) == []
+
+
+def test_an_edited_template_file_is_planned(
+    db: Database, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches other words for a receiver, or a rotated header, that no plan lists."""
+    monkeypatch.setenv("KEY", "canary-header")
+    (file.parent / "body.json").write_text('{"text": {{ title }}}')
+    more = 'format = "template"\nbody_file = "body.json"\nheaders_env = { x-key = "KEY" }\n'
+    file.write_text(CONFIG + more)
+    apply(db, load(file), "test")
+    assert told(db, file) == []
+    (file.parent / "body.json").write_text('{"text": {{ check }}}')
+    (change,) = told(db, file)
+    assert change.startswith("changed endpoint ops body_file_sha: ")
+    apply(db, load(file), "test")
+    monkeypatch.setenv("KEY", "canary-another")
+    assert told(db, file) == ["changed endpoint ops its address or secrets"]
 
 
 @pytest.mark.parametrize("name", ["OPS_URL", "SECRET"])

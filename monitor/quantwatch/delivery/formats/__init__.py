@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from quantwatch.config.endpoints import Endpoint
-from quantwatch.delivery.formats import alertmanager, chat, pagerduty
+from quantwatch.delivery.formats import alertmanager, chat, pagerduty, template
 from quantwatch.delivery.formats.content import Content, read
 from quantwatch.delivery.formats.digest import MOST_MESSAGES
 from quantwatch.domain import Json
@@ -23,6 +23,8 @@ def render(message: Message, endpoint: Endpoint) -> bytes:
     """Return the bytes to send: our own document as it was stored, or another format of it."""
     if endpoint.format == "quantwatch":
         return message.body
+    if endpoint.template is not None:
+        return template.render(content_of(message), endpoint.template)
     return canonical(_FORMATS[endpoint.format](content_of(message), endpoint))
 
 
@@ -31,9 +33,14 @@ def content_of(message: Message) -> Content:
     return read(message.event_id, message.type, message.subject, message.body)
 
 
-def most_in_digest(name: str) -> int:
-    """Return how many messages a format shows in one; an incident is one thing."""
-    return _MOST_SHOWN.get(name, MOST_MESSAGES)
+def most_in_digest(endpoint: Endpoint) -> int:
+    """Return how many messages an endpoint is shown in one; an incident is one thing.
+
+    A template that names no list of them gets each message alone: else it would tell of none.
+    """
+    if endpoint.template is not None and not template.shows_members(endpoint.template):
+        return 1
+    return _MOST_SHOWN.get(endpoint.format, MOST_MESSAGES)
 
 
 _MOST_SHOWN = {"discord": chat.MOST_FIELDS, "pagerduty": 1, "slack": chat.MOST_SECTIONS}
