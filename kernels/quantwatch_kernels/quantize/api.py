@@ -20,7 +20,13 @@ from quantwatch_kernels.quantize.packed_embedding import (
 )
 from quantwatch_kernels.quantize.packed_linear import LOWBIT_LINEAR, LinearOp, PackedLinear
 from quantwatch_kernels.quantize.recipe import ActivationSpec, Recipe, WeightSpec
-from quantwatch_kernels.quantize.selection import Layer, Reasons, scope_names, select
+from quantwatch_kernels.quantize.selection import (
+    Layer,
+    Reasons,
+    Selection,
+    scope_names,
+    select,
+)
 from quantwatch_kernels.quantize.stages import after_weights, before_weights
 from quantwatch_kernels.quantize.w8a8_linear import (
     W8A8_LINEAR,
@@ -70,20 +76,8 @@ def quantize_(
     for an unknown execution, when not a single layer would be converted, when calibration is
     missing, and for weights or activations that aren't finite. The model is then to be thrown away.
     """
-    if execution not in ("dequantized", "aten", "reference"):
-        raise ValueError(
-            f"unknown execution {execution!r}; allowed are dequantized, aten and reference."
-        )
     names = scope_names(model, scopes or {})
-    selection = select(model, recipe, names)
-    if not selection.layers:
-        listed = "; ".join(f"{name}: {why}" for name, why in selection.skipped)
-        raise ValueError(
-            f"recipe {recipe.name} would convert no layer of the model: "
-            f"{listed or 'it has no matrix'}."
-        )
-    if recipe.calibrated and not calibration:
-        raise ValueError(f"recipe {recipe.name} needs calibration inputs; there are none.")
+    selection = _selection(model, recipe, names, execution, calibration)
     notes = before_weights(model, recipe, calibration, names)
     size, num_weights = model_size(model)
     fallbacks = []
@@ -107,6 +101,30 @@ def quantize_(
         bits_per_weight=8 * size / num_weights,
         notes=tuple(notes),
     )
+
+
+def _selection(
+    model: nn.Module,
+    recipe: Recipe,
+    names: Mapping[str, str],
+    execution: str,
+    calibration: Sequence[Tensor] | None,
+) -> Selection:
+    """Return what is to be converted. Raises ValueError for what `quantize_` refuses at once."""
+    if execution not in ("dequantized", "aten", "reference"):
+        raise ValueError(
+            f"unknown execution {execution!r}; allowed are dequantized, aten and reference."
+        )
+    selection = select(model, recipe, names)
+    if not selection.layers:
+        listed = "; ".join(f"{name}: {why}" for name, why in selection.skipped)
+        raise ValueError(
+            f"recipe {recipe.name} would convert no layer of the model: "
+            f"{listed or 'it has no matrix'}."
+        )
+    if recipe.calibrated and not calibration:
+        raise ValueError(f"recipe {recipe.name} needs calibration inputs; there are none.")
+    return selection
 
 
 def model_size(model: nn.Module) -> tuple[int, int]:

@@ -46,7 +46,7 @@ class _Watch(TorchFunctionMode):
 
 
 def _place(weight: Tensor) -> tuple[int, int]:
-    return weight.untyped_storage().data_ptr(), weight.storage_offset()
+    return weight.untyped_storage().data_ptr(), int(weight.storage_offset())
 
 
 @contextmanager

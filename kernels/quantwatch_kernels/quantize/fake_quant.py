@@ -39,7 +39,7 @@ def fake_quantize(
     Zeros are uint8 (they don't learn) or float. Raises ValueError for what can't be exported so.
     """
     _check(weight_NK, scales_NG, zeros_NG, spec)
-    values: Tensor = _FakeQuantize.apply(weight_NK, scales_NG, zeros_NG, spec)
+    values: Tensor = _FakeQuantize.apply(weight_NK, scales_NG, zeros_NG, spec)  # type: ignore[no-untyped-call]
     return values
 
 
@@ -48,7 +48,7 @@ def scaled_codes(
 ) -> Tensor:
     """Return float32 values [N, K] of fixed codes; differentiable in scales and float zeros."""
     _check(codes_NK, scales_NG, zeros_NG, spec)
-    values: Tensor = _ScaledCodes.apply(codes_NK, scales_NG, zeros_NG, spec)
+    values: Tensor = _ScaledCodes.apply(codes_NK, scales_NG, zeros_NG, spec)  # type: ignore[no-untyped-call]
     return values
 
 
@@ -99,7 +99,7 @@ class _FakeQuantize(torch.autograd.Function):
         return values.to(weight.dtype)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         weight, scales, zeros = ctx.saved_tensors
         spec: WeightSpec = ctx.spec
@@ -135,7 +135,7 @@ class _ScaledCodes(torch.autograd.Function):
         return dequantize(codes, qparams, spec)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         codes, scales, zeros = ctx.saved_tensors
         spec: WeightSpec = ctx.spec

@@ -84,15 +84,16 @@ class Suffix:
         leaf = hidden.detach().requires_grad_(learning)
         count = wanted.shape[0] * wanted.shape[1]
         total = 0.0
-        for positions in torch.arange(wanted.shape[1]).split(_POSITIONS):
+        for positions in torch.split(torch.arange(wanted.shape[1]), _POSITIONS):
             with torch.set_grad_enabled(learning):
                 said = walk.logits(number, leaf, positions).float().log_softmax(-1)
                 kl = kl_div(said, wanted[:, positions], log_target=True, reduction="sum") / count
             if learning:
-                kl.backward()  # type: ignore[no-untyped-call]
+                torch.autograd.backward([kl])
             total += kl.item()
         if learning:
-            hidden.backward(leaf.grad)  # type: ignore[no-untyped-call]
+            assert leaf.grad is not None
+            torch.autograd.backward([hidden], [leaf.grad])
         return total
 
     def mean_loss(self) -> float:

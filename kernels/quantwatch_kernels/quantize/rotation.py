@@ -72,23 +72,9 @@ def rotate_(model: nn.Module, spec: RotationSpec) -> RotationReport:
         _mark_residual(model, ends, blocks, rotation)
         # Past nn.Module's registration: it is no part of what the model computes.
         model.__dict__["residual_rotation"] = rotation
-    for matrix, rotation, kind in steps:
-        if kind == "rows":
-            _rotate_rows(matrix, rotation)
-        else:
-            matrix.write(rotation(matrix.read()))
-        if kind == "online":
-            add_input_transform(matrix.module, rotation)
-        elif kind == "columns":
-            mark_input(matrix.module, "its heads' values are rotated")
+    _apply(steps)
     if spec.down:
-        dense = {matrix.path for matrix, _, kind in steps if kind == "online"}
-        notes += [
-            (matrix.path, "not rotated: only a dense MLP's down projection is rotated online")
-            for block in blocks
-            for matrix in block.writers[1]
-            if matrix.path not in dense
-        ]
+        notes += _not_rotated(blocks, steps)
     return RotationReport(tuple(notes), check_unchanged(model, ids, before, "rotation"))
 
 
@@ -99,6 +85,25 @@ def residual_rotation(model: nn.Module) -> Hadamard | None:
 
 
 _Step = tuple[Matrix, Hadamard, str]
+
+
+def _apply(steps: list[_Step]) -> None:
+    for matrix, rotation, kind in steps:
+        if kind == "rows":
+            _rotate_rows(matrix, rotation)
+        else:
+            matrix.write(rotation(matrix.read()))
+        if kind == "online":
+            add_input_transform(matrix.module, rotation)
+        elif kind == "columns":
+            mark_input(matrix.module, "its heads' values are rotated")
+
+
+def _not_rotated(blocks: list[Block], steps: list[_Step]) -> list[tuple[str, str]]:
+    dense = {matrix.path for matrix, _, kind in steps if kind == "online"}
+    why = "not rotated: only a dense MLP's down projection is rotated online"
+    writers = [matrix for block in blocks for matrix in block.writers[1]]
+    return [(matrix.path, why) for matrix in writers if matrix.path not in dense]
 
 
 def _plan(blocks: list[Block], spec: RotationSpec) -> list[_Step]:

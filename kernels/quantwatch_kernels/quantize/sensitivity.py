@@ -24,7 +24,6 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -33,10 +32,10 @@ from torch import Tensor, nn
 from quantwatch_kernels.compare.output import output_statistics
 from quantwatch_kernels.quantize.activation_entropy import group_entropies
 from quantwatch_kernels.quantize.affine import QuantizedWeight
-from quantwatch_kernels.quantize.experts import collect_expert_stats
 from quantwatch_kernels.quantize.gptq import output_error
+from quantwatch_kernels.quantize.group_stats import layer_stats, outer_stats
 from quantwatch_kernels.quantize.groups import Group
-from quantwatch_kernels.quantize.input_stats import InputStats, collect
+from quantwatch_kernels.quantize.input_stats import InputStats
 from quantwatch_kernels.quantize.recipe import WeightSpec
 from quantwatch_kernels.quantize.selection import Layer
 from quantwatch_kernels.quantize.walk import LayerWalk
@@ -238,8 +237,8 @@ class _Candidates(NamedTuple):
         if walk is None:
             return {}
         if group.layer is None:
-            return _outer_stats(self.run.model, parts[0], walk.inputs)
-        return _layer_stats(walk, group.layer, parts)
+            return outer_stats(self.run.model, parts[0], walk.inputs)
+        return layer_stats(walk, group.layer, parts)
 
 
 def _error(group: Group, quantized: Quantized, stats: Mapping[str, InputStats]) -> float:
@@ -250,28 +249,3 @@ def _error(group: Group, quantized: Quantized, stats: Mapping[str, InputStats]) 
         error = output_error(part.weight, quantized[part.key].values, found.hessian)
         total += found.tokens * error
     return total
-
-
-def _layer_stats(walk: LayerWalk, index: int, parts: Sequence[Layer]) -> dict[str, InputStats]:
-    plain = [part for part in parts if part.expert is None]
-    stacked = [part for part in parts if part.expert is not None]
-    calls = [partial(walk.call, index, n, hidden) for n, hidden in enumerate(walk.hidden)]
-    watched = [(part.key, part.module, part.weight.shape[1]) for part in plain]
-    stats = collect(watched, calls) if plain else {}
-    return stats | (collect_expert_stats(walk.model, stacked, calls) if stacked else {})
-
-
-def _outer_stats(model: nn.Module, part: Layer, inputs: Sequence[Tensor]) -> dict[str, InputStats]:
-    """Return the statistics of what the head reads; of a table that is only looked up, none."""
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    if head is None or head.weight is not part.module.weight:
-        return {part.key: _looked_up(part)}
-    calls = [partial(model, ids, use_cache=False) for ids in inputs]
-    return collect([(part.key, head, part.weight.shape[1])], calls)
-
-
-def _looked_up(part: Layer) -> InputStats:
-    """Every column of a table counts the same: H is the identity."""
-    stats = InputStats(part.weight.shape[1])
-    stats.add(torch.eye(part.weight.shape[1]) * (part.weight.shape[1] / 2) ** 0.5)
-    return stats

@@ -17,17 +17,29 @@ from quantwatch_kernels.quantize.fake_quant import (
     stored_qparams,
 )
 from quantwatch_kernels.quantize.qparams import QParams, choose_qparams
-from quantwatch_kernels.quantize.recipe import PerChannel, PerGroup, PerTensor, WeightSpec
+from quantwatch_kernels.quantize.recipe import (
+    Granularity,
+    PerChannel,
+    PerGroup,
+    PerTensor,
+    WeightSpec,
+)
+from quantwatch_kernels.quantize.specs import Zero
 from quantwatch_kernels.testing import VIEWS
 
-GRANULARITIES = {"tensor": PerTensor(), "channel": PerChannel(), "g8": PerGroup(8)}
+GRANULARITIES: dict[str, Granularity] = {
+    "tensor": PerTensor(),
+    "channel": PerChannel(),
+    "g8": PerGroup(8),
+}
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 def specs(scale_dtype: torch.dtype = torch.float32) -> Iterator[WeightSpec]:
     for fmt in INT_FORMATS.values():
         for granularity in GRANULARITIES.values():
-            for zero in ("none",) if fmt.symmetric else ("integer", "float"):
+            zeros: tuple[Zero, ...] = ("none",) if fmt.symmetric else ("integer", "float")
+            for zero in zeros:
                 yield WeightSpec(fmt, granularity, zero, scale_dtype=scale_dtype)
 
 
@@ -110,16 +122,17 @@ def test_gradients_equal_the_float64_twins(spec: WeightSpec) -> None:
     wanted = torch.autograd.grad(value, learned, upstream.double())
     clipped = int((ours[0] == 0).sum())
     assert 0 < clipped < weight.numel()
-    factor = gradient_factor(*weight.shape, spec)
-    for mine, other, scaled in zip(ours, wanted, (1.0, factor, factor), strict=False):
+    factor = gradient_factor(6, 20, spec)
+    factors = (torch.ones(()), factor, factor)
+    for mine, other, scaled in zip(ours, wanted, factors, strict=False):
         torch.testing.assert_close(mine, other * scaled, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("zero", ["none", "integer", "float"])
-def test_gradients_equal_finite_differences(zero: str) -> None:
+def test_gradients_equal_finite_differences(zero: Zero) -> None:
     """Catches a twin that shares our mistake: differences of its values, no derivative rule."""
     fmt = INT_FORMATS["int3" if zero == "none" else "uint3"]
-    spec = WeightSpec(fmt, PerGroup(8), zero)  # type: ignore[arg-type]
+    spec = WeightSpec(fmt, PerGroup(8), zero)
     weight = matrix()
     scales, zeros = inputs(weight, spec)
     learned = [weight.requires_grad_(), scales]
@@ -142,7 +155,7 @@ def test_gradients_equal_finite_differences(zero: str) -> None:
         codes = torch.where(inside, moved[0] / s_moved + z_moved + added, end)
         return ((codes - z_moved) * s_moved * upstream.double()).sum().item()
 
-    factor = gradient_factor(*weight.shape, spec)
+    factor = gradient_factor(6, 20, spec)
     for place, (row, column) in ((0, (2, 3)), (0, (5, 19)), (1, (3, 1)), (1, (0, 2)), (2, (1, 0))):
         if place >= len(learned):
             continue
@@ -164,7 +177,7 @@ def test_the_gradient_is_one_at_the_bound(name: str) -> None:
     weight = torch.tensor([[low, high, low - 0.25, high + 0.25, low - 0.75, high + 0.75]])
     zeros = None if fmt.symmetric else torch.zeros(1, 1, dtype=torch.uint8)
     weight.requires_grad_()
-    fake_quantize(weight, torch.ones(1, 1), zeros, spec).sum().backward()
+    torch.autograd.backward([fake_quantize(weight, torch.ones(1, 1), zeros, spec).sum()])
     assert weight.grad is not None
     # Beyond the bound by less than half a step rounds to it and needs no clamping.
     assert weight.grad.tolist() == [[1.0, 1.0, 1.0, 1.0, 0.0, 0.0]]
@@ -177,7 +190,7 @@ def test_the_largest_weight_of_every_group_learns() -> None:
     qparams = choose_qparams(weight.detach(), spec)
     steps = (weight.detach() / qparams.scales.repeat_interleave(8, 1)).abs()
     assert (steps > 7).any(), "no rounding above qmax: the test tests nothing"
-    fake_quantize(weight, qparams.scales, None, spec).sum().backward()
+    torch.autograd.backward([fake_quantize(weight, qparams.scales, None, spec).sum()])
     assert weight.grad is not None
     assert (weight.grad == 1).all()
 
@@ -188,6 +201,7 @@ def test_layout_does_not_matter(view: str) -> None:
     spec = WeightSpec(INT_FORMATS["uint4"], PerGroup(8), "float")
     weight = VIEWS[view](matrix(10, 26))
     scales, zeros = inputs(weight.detach().clone(), spec)
+    assert zeros is not None
     found = []
     for w in (weight.detach(), weight.detach().clone()):
         leaf = w.requires_grad_()
@@ -228,11 +242,25 @@ def test_zeros_of_fixed_codes_learn() -> None:
     codes = torch.tensor([[0, 3, 7, 1, 2, 5]], dtype=torch.uint8)
     scales, zeros = torch.tensor([[0.5, 2.0]]), torch.tensor([[1.25, -0.5]], requires_grad=True)
     upstream = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])
-    scaled_codes(codes, scales, zeros, spec).backward(upstream)
+    torch.autograd.backward([scaled_codes(codes, scales, zeros, spec)], [upstream])
     factor = gradient_factor(1, 6, spec)
     wanted = torch.tensor([[-0.5 * 10, -2.0 * 11]]) * factor
     torch.testing.assert_close(zeros.grad, wanted)
     torch.testing.assert_close(factor, torch.tensor([1 / 28**0.5, 1 / 14**0.5]))
+
+
+def test_the_factor_counts_what_shares_a_scale() -> None:
+    """Catches a scale of the whole matrix that learns as fast as one of a row."""
+    fmt = INT_FORMATS["int4"]
+    found = {
+        name: gradient_factor(6, 20, WeightSpec(fmt, granularity)).tolist()
+        for name, granularity in GRANULARITIES.items()
+    }
+    assert found == {
+        "tensor": pytest.approx([840**-0.5]),
+        "channel": pytest.approx([140**-0.5]),
+        "g8": pytest.approx([56**-0.5, 56**-0.5, 28**-0.5]),
+    }
 
 
 def test_a_broken_scale_shows() -> None:
@@ -240,7 +268,7 @@ def test_a_broken_scale_shows() -> None:
     weight = matrix(2, 8).requires_grad_()
     spec = WeightSpec(INT_FORMATS["int4"], PerChannel())
     scales = torch.tensor([[0.1], [torch.nan]], requires_grad=True)
-    fake_quantize(weight, scales, None, spec).sum().backward()
+    torch.autograd.backward([fake_quantize(weight, scales, None, spec).sum()])
     assert scales.grad is not None
     assert torch.isfinite(scales.grad[0]).all()
     assert scales.grad[1].isnan().all()
@@ -272,7 +300,7 @@ def test_no_rows() -> None:
     """Catches a crash on an empty matrix (bug log 20)."""
     spec = WeightSpec(INT_FORMATS["int4"], PerGroup(8))
     weight, scales = torch.empty(0, 20, requires_grad=True), torch.ones(0, 3, requires_grad=True)
-    fake_quantize(weight, scales, None, spec).sum().backward()
+    torch.autograd.backward([fake_quantize(weight, scales, None, spec).sum()])
     assert weight.grad is not None
     assert scales.grad is not None
     assert scales.grad.shape == (0, 3)

@@ -96,6 +96,24 @@ def test_weights_start_towards_where_they_were(spec: WeightSpec) -> None:
     assert nearer[~kept].all()
 
 
+def test_what_growth_and_shift_mean(decoder: Build, calibration: list[Tensor]) -> None:
+    """Catches a scale that can turn negative, and a zero that moves the other way."""
+    _, starts = prepared(decoder("llama"), SPECS["gptq-float"], calibration)
+    qparams = starts[0].quantized.qparams
+    latent = Latent(starts[0], "scales")
+    assert latent.growth is not None
+    assert latent.shift is not None
+    with torch.no_grad():
+        latent.growth.fill_(-2.0)
+        latent.shift.fill_(0.5)
+    moved = latent.export().qparams
+    torch.testing.assert_close(moved.scales, qparams.scales * torch.tensor(-2.0).exp())
+    assert moved.zeros is not None
+    assert qparams.zeros is not None
+    torch.testing.assert_close(moved.zeros, qparams.zeros + 3.5)
+    assert torch.equal(latent.values(), latent.export().values)
+
+
 @pytest.mark.parametrize("learn", LEARN)
 @pytest.mark.parametrize(
     ("family", "inside"),
@@ -236,7 +254,7 @@ def test_an_own_prefix_is_run(decoder: Build, calibration: list[Tensor]) -> None
     teacher = decoder("llama")
     student, starts = prepared(teacher, SPECS["nearest"], calibration)
     with torch.no_grad():
-        student.model.layers[0].mlp.down_proj.weight.mul_(1.5)  # type: ignore[union-attr, operator]
+        student.get_parameter("model.layers.0.mlp.down_proj.weight").mul_(1.5)
         wanted = [
             kl_of(student(x, use_cache=False).logits, teacher(x, use_cache=False).logits).item()
             for x in calibration

@@ -14,7 +14,16 @@ from quantwatch.config.schema import Config
 
 VARIANT: dict[str, Any] = {
     "model": "org/m",
-    "recipe": {"weights": "int8", "granularity": "channel"},
+    "recipe": {
+        "weights": "int8",
+        "granularity": "channel",
+        "layers": [{"match": "layers.0.*"}],
+        "embedding": {"weights": "int8", "granularity": "channel"},
+        "activations": {"format": "int8"},
+        "rotation": {"values": True},
+        "smooth": 0.5,
+        "calibration": {"suite": {"name": "core-v1"}},
+    },
     "faults": [{"scope": "layers.2.mlp.down_proj", "scale": 1.05}],
 }
 SETTINGS: dict[str, Any] = {

@@ -118,6 +118,7 @@ def test_parts_are_coarser(yardstick: Yardstick) -> None:
     assert len({option.name for option in found.allocation.options}) > 1
 
 
+@pytest.mark.slow
 def test_gptq_recipes_are_calibrated(yardstick: Yardstick) -> None:
     """Catches a file without its calibration, and a table that is calibrated on nothing."""
     wanted = replace(NEAREST, method="gptq")
@@ -163,6 +164,7 @@ def test_experts_get_formats_of_their_own() -> None:
     assert report.size_bytes == found.measured.size_bytes
 
 
+@pytest.mark.slow
 def test_better_than_uniform_and_random(yardstick: Yardstick) -> None:
     """Catches costs that are attached to the wrong items: equal bytes, the others' best formats.
 
@@ -187,6 +189,7 @@ def test_better_than_uniform_and_random(yardstick: Yardstick) -> None:
     assert sum(ours < other for other in others) >= 11
 
 
+@pytest.mark.slow
 def test_too_few_bits_name_the_fewest(yardstick: Yardstick) -> None:
     """Catches a budget that is exceeded; and the number that is named must work."""
     with pytest.raises(UserError, match=r"smallest possible is (\d\.\d+)") as caught:

@@ -77,7 +77,9 @@ def sequences(texts: Sequence[Tensor], count: int, tokens: int) -> list[Tensor]:
 
     Raises ValueError if they hold fewer.
     """
-    pieces = [piece for ids in texts for piece in ids.split(tokens, 1) if piece.shape[1] == tokens]
+    pieces = [
+        piece for ids in texts for piece in torch.split(ids, tokens, 1) if piece.shape[1] == tokens
+    ]
     if len(pieces) < count:
         raise ValueError(f"{len(pieces)} sequences of {tokens} tokens; {count} are needed.")
     return pieces[:count]

@@ -1,0 +1,177 @@
+"""The shipped recipes from 8.5 down to 4 bits per weight, beside llama.cpp's types of that size.
+
+One recipe file per row (`recipes/ladder/bpw-BITS.toml`; the name says how many bits it may take).
+Everything is counted in bits per weight: codes, scales, zero points, norms in float32, the tied
+embedding once. With a text the recipes are calibrated twice, on later windows of it and on core-v1;
+llama.cpp's types used no calibration. Without one it is the prompts of core-v1 that aren't
+measured.
+
+llama.cpp's figures and the bars belong to one protocol: SmolLM2-135M-Instruct off its 4-bit grid on
+8 windows of WikiText-2's test text. They are shown only where the reference's perplexity is the one
+they were measured at, so that no figure is held against another text's.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+import quantwatch
+from quantwatch.config.recipes import load_recipe
+from quantwatch.errors import UserError
+from quantwatch.kernel_lab.calibrating import CORE, choose_calibration, some_of
+from quantwatch.kernel_lab.measure import Figures, Yardstick
+from quantwatch.kernel_lab.references import load_reference, yardstick
+from quantwatch.kernel_lab.tables.model import Cell, Column, Table, TableRequest
+from quantwatch.kernel_lab.texts import calibration_text
+from quantwatch.models.recipes import kernel_recipe
+from quantwatch_kernels.quantize.recipe import Recipe
+
+TOKENS = 8192
+"""About how many tokens a recipe is calibrated on."""
+_WINDOWS = TOKENS // 512
+_PEERS_PPL, _PEERS_WITHIN = 24.498, 0.005
+_COLUMNS = (
+    Column("recipe", "recipe"),
+    Column("calibration", "calibrated on"),
+    Column("budget", "bits per weight, at most", "g"),
+    Column("bits_per_weight", "bits per weight", ".4f"),
+    Column("kl", "mean KL, nats", ".5f"),
+    Column("kl_se", "± se", ".5f"),
+    Column("same_top1", "same top-1", ".1%"),
+    Column("ppl", "PPL", ".3f"),
+    Column("peer", "llama.cpp at that size"),
+    Column("peer_kl", "its mean KL", ".5f"),
+    Column("reach", "to reach", ".4f"),
+    Column("reached", "reached"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What a row is held against, on the peers' protocol."""
+
+    reach: float
+    peer: str | None = None
+    peer_kl: float | None = None
+
+
+BARS: dict[float, Bar] = {
+    8.5: Bar(0.0008, "Q8_0", 0.00423),
+    8.1: Bar(0.0015, "Q6_K", 0.01052),
+    6.56: Bar(0.012, "Q5_K_M", 0.0477),
+    6.17: Bar(0.020, "Q4_K_M", 0.0748),
+    5.35: Bar(0.060, "Q4_0", 0.3463),
+    4.85: Bar(0.120),
+    4.0: Bar(0.25),
+}
+"""By budget; between Q4_0 (5.35) and 4.0 bits llama.cpp has nothing for this model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """A recipe file and the bits per weight that it may take."""
+
+    name: str
+    budget: float
+    recipe: Recipe
+
+
+def recipes_folder() -> Path:
+    """Return where the recipe files are: in the package, or beside it in a clone.
+
+    Raises UserError when they are in neither place.
+    """
+    package = Path(quantwatch.__file__).parent
+    for folder in (package / "_recipes", package.parents[1] / "recipes"):
+        if (folder / "ladder").is_dir():
+            return folder
+    raise UserError("this installation has no recipes: neither quantwatch/_recipes nor recipes/")
+
+
+def rungs(folder: Path) -> list[Rung]:
+    """Return the recipes `bpw-BITS.toml` of a folder, the largest budget first.
+
+    Raises UserError for another name and where there are none, ConfigError for a bad file.
+    """
+    found = [
+        Rung(path.stem, _budget(path), kernel_recipe(load_recipe(path)))
+        for path in folder.glob("*.toml")
+    ]
+    if not found:
+        raise UserError(f"{folder} holds no recipe")
+    return sorted(found, key=lambda rung: -rung.budget)
+
+
+def _budget(path: Path) -> float:
+    kind, _, bits = path.stem.partition("-")
+    try:
+        if kind == "bpw":
+            return float(bits)
+    except ValueError:
+        pass
+    raise UserError(f"{path}: a recipe of the ladder is called bpw-BITS.toml, e.g. bpw-6.17.toml")
+
+
+def build(request: TableRequest) -> Table:
+    """Quantize and measure one row per recipe and calibration."""
+    ladder = rungs(recipes_folder() / "ladder")
+    loaded = load_reference(request.model, request.cache_dir, off_grid_seed=request.seed)
+    measured = yardstick(loaded, request.text, windows=request.windows)
+    rows: list[tuple[Cell, ...]] = []
+    comparable = False
+    used = list(_calibrations(loaded.tokenizer, request))
+    for name, texts in used[:1] if request.quick else used:
+        for rung in (ladder[0], ladder[-1]) if request.quick else ladder:
+            request.tell(f"{rung.name}, calibrated on {name}")
+            figures = _measure(measured, rung.recipe, texts)
+            comparable = request.model == "smollm2-135m" and _is_peers(figures)
+            bar = BARS.get(rung.budget) if comparable else None
+            rows.append((rung.name, name, *_row(rung, figures, bar)))
+    return Table("Ladder of recipes", _COLUMNS, tuple(rows), _notes(request, measured, comparable))
+
+
+def _calibrations(tokenizer: object, request: TableRequest) -> Iterator[tuple[str, list[Tensor]]]:
+    """Yield names and texts: never what is measured."""
+    skip = request.windows or 8
+    if request.text is None:
+        yield "the other prompts", some_of(calibration_text(tokenizer), TOKENS)
+        return
+    yield "later windows", calibration_text(tokenizer, request.text, skip=skip, windows=_WINDOWS)
+    core = choose_calibration(tokenizer, CORE, request.text, windows=_WINDOWS, skip=skip)
+    yield CORE, some_of(core.inputs, TOKENS)
+
+
+def _measure(measured: Yardstick, recipe: Recipe, texts: Sequence[Tensor]) -> Figures:
+    return measured.try_recipe(recipe, calibration=texts if recipe.calibrated else None)
+
+
+def _is_peers(figures: Figures) -> bool:
+    return abs(figures.ppl_reference - _PEERS_PPL) < _PEERS_WITHIN
+
+
+def _row(rung: Rung, figures: Figures, bar: Bar | None) -> tuple[Cell, ...]:
+    """Return the cells behind the names; without a bar nothing is said to be reached."""
+    within = figures.bits_per_weight <= rung.budget
+    return (
+        *(rung.budget, figures.bits_per_weight, figures.kl, figures.kl_se),
+        *(figures.same_top1, figures.ppl),
+        *((None, None, None) if bar is None else (bar.peer, bar.peer_kl, bar.reach)),
+        None if bar is None else within and figures.kl <= bar.reach,
+    )
+
+
+def _notes(request: TableRequest, measured: Yardstick, comparable: bool) -> tuple[str, ...]:
+    notes = [
+        f"{request.model} off its grid (seed {request.seed}), {measured.text.name}, "
+        f"{measured.text.num_scored} scored tokens, execution dequantized, float32 activations",
+        f"calibrated on about {TOKENS} tokens that aren't measured",
+        "reached: at most so many bits, everything counted, and a mean KL of at most the bar",
+    ]
+    if not comparable:
+        notes.append(
+            "llama.cpp's figures and the bars belong to smollm2-135m on 8 windows of WikiText-2 "
+            f"(reference PPL {_PEERS_PPL}); this is something else, so they aren't shown"
+        )
+    return tuple(notes)
