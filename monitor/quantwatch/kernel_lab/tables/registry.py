@@ -24,6 +24,7 @@ TABLES: dict[str, Entry] = {
     "allocation": Entry(f"{_HERE}.allocation", "formats by sensitivity, uniform and random"),
     "calibration": Entry(f"{_HERE}.calibration", "which samples set static ranges, over seeds"),
     "group-size": Entry(f"{_HERE}.group_size", "int4 group sizes: bits, error, KL, speed"),
+    "ladder": Entry(f"{_HERE}.ladder", "the shipped recipes, 8.5 to 4 bits, beside llama.cpp"),
     "memory": Entry(f"{_HERE}.memory", "the three-step int4 pipeline: bytes and what is kept"),
     "modules": Entry(f"{_HERE}.modules", "the int8 stage: module, precision, KL, speed"),
     "qat-ptq": Entry(f"{_HERE}.qat_ptq", "the last blocks trained in 3 bits, beside GPTQ"),
