@@ -9,9 +9,8 @@ nothing is swapped the logits are the reference's bit for bit: KL exactly 0.
     kl               mean KL(reference ‖ candidate) over the scored tokens, nats
     agreement_lost   share of them whose likeliest next token changes
     accuracy_lost    next-token accuracy on the text, reference − candidate
-    entropy          of the group's output in the reference, over all tokens: Shannon entropy, nats,
-                     of a histogram of 256 equal bins from its smallest to its largest value. ln 256
-                     = 5.55 is a flat one; outliers leave most bins empty and make it small.
+    entropy          of the group's output in the reference: Shannon entropy, nats, of a histogram
+                     of 256 equal bins from smallest to largest value (flat: ln 256 = 5.55)
 
 Scored is the second half of every input [B, T] but its last position. Candidates aren't stacked
 into one batch: products over another number of rows are rounded otherwise, and the 0 would be lost.

@@ -9,6 +9,7 @@ from quantwatch_kernels.formats import IntFormat
 
 __all__ = [
     "ActivationSpec",
+    "Clip",
     "Granularity",
     "Method",
     "PerChannel",
@@ -16,6 +17,7 @@ __all__ = [
     "PerTensor",
     "RotationSpec",
     "WeightSpec",
+    "Zero",
     "dtype_name",
     "granularity_name",
 ]

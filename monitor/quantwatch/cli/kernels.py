@@ -122,16 +122,8 @@ def allocate(
     from quantwatch.cli import laboratory as lab
 
     session = Session.of(context, json=json)
-    wish = run.wanted(
-        target_bpw,
-        formats,
-        embedding,
-        probe,
-        method=method,
-        clip=clip,
-        scale_dtype=scale_dtype,
-        detail=detail,
-    )
+    how = {"method": method, "clip": clip, "scale_dtype": scale_dtype, "detail": detail}
+    wish = run.wanted(target_bpw, formats, embedding, probe, **how)
     lab.pin(threads)
     texts = run.Texts(text, windows, calibrate_on, calibration_windows, tokens)
     run.allocate(session, model, wish, texts, out)

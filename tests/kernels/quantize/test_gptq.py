@@ -12,7 +12,7 @@ from quantwatch_kernels.formats import INT_FORMATS
 from quantwatch_kernels.quantize.affine import dequantize, quantize, quantize_weight
 from quantwatch_kernels.quantize.gptq import factorize, gptq, output_error, solve
 from quantwatch_kernels.quantize.qparams import QParams, choose_qparams
-from quantwatch_kernels.quantize.recipe import (
+from quantwatch_kernels.quantize.specs import (
     Clip,
     Granularity,
     PerChannel,

@@ -12,7 +12,7 @@ from quantwatch_kernels.formats import INT_FORMATS
 from quantwatch_kernels.quantize.affine import dequantize, quantize
 from quantwatch_kernels.quantize.mse import hessian_cost, mse_qparams, search_qparams
 from quantwatch_kernels.quantize.qparams import QParams, choose_qparams
-from quantwatch_kernels.quantize.recipe import (
+from quantwatch_kernels.quantize.specs import (
     Granularity,
     PerChannel,
     PerGroup,

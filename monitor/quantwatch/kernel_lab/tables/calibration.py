@@ -194,7 +194,7 @@ def _notes(
     text = bench.measured.text
     half = len(bench.pool) // 2
     agree = _rank_correlation(*scored[_SCORE].unbind(1))
-    kept = [note for outcome in outcomes["hierarchical"] for note in outcome.notes]
+    notes = [outcome.notes for outcome in outcomes["hierarchical"]]
     return (
         f"{request.model} off its grid (seed {request.seed}), held out: {len(text.windows)} of "
         f"{text.name}, {text.num_scored} scored tokens",
@@ -205,7 +205,10 @@ def _notes(
         f"set; samples cut to {LENGTH} tokens, coverage and extremes stratified by thirds of "
         "length where that leaves several lengths",
         f"rank correlation of entropy and attention variance over the pool: {agree:+.2f}",
-        f"hierarchical: {'; '.join(dict.fromkeys(kept))}",
+        *(
+            f"hierarchical, seed {request.seed + n}: {'; '.join(said)}"
+            for n, said in enumerate(notes)
+        ),
     )
 
 

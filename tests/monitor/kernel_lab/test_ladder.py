@@ -1,0 +1,190 @@
+"""The ladder's recipe files, and the table made of them."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+import quantwatch
+from quantwatch.config.recipes import load_recipe
+from quantwatch.errors import UserError
+from quantwatch.kernel_lab.measure import Figures
+from quantwatch.kernel_lab.tables import ladder
+from quantwatch.kernel_lab.tables.model import TableRequest, to_markdown
+from quantwatch.models.anatomy import resolve
+from quantwatch.models.recipes import kernel_recipe
+from quantwatch_kernels.quantize.api import model_size, quantize_
+from quantwatch_kernels.quantize.recipe import Recipe
+from quantwatch_kernels.quantize.selection import scope_names, select
+
+FOLDER = Path(__file__).parents[3] / "recipes" / "ladder"
+SMOLLM2_135M = LlamaConfig(
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_hidden_layers=30,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    tie_word_embeddings=True,
+)
+
+
+def bits_per_weight(config: LlamaConfig, recipe: Recipe, device: str) -> float:
+    """From shapes alone: what is converted as its spec counts it, the rest as it is."""
+    with torch.device(device):
+        model: Any = LlamaForCausalLM(config)
+    scopes = {path: str(scope) for path, scope in resolve(model).scopes_by_path.items()}
+    layers = select(model, recipe, scope_names(model, scopes)).layers
+    size, count = model_size(model)
+    for layer in layers:
+        weight = layer.weight
+        size += layer.spec.num_bytes(*weight.shape) - weight.numel() * weight.element_size()
+    return 8 * size / count
+
+
+def test_one_recipe_file_per_bar() -> None:
+    """Catches a row of the ladder without a recipe, and a recipe without a bar."""
+    assert {rung.budget for rung in ladder.rungs(FOLDER)} == set(ladder.BARS)
+    budgets = [rung.budget for rung in ladder.rungs(FOLDER)]
+    assert budgets == sorted(budgets, reverse=True)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
+def test_a_recipe_stays_within_its_bits(path: Path) -> None:
+    """Catches a format, a group size or a rule that takes more than the file's name allows.
+
+    And one that leaves more than a tenth of a bit unused, which the next format would have needed.
+    """
+    budget = float(path.stem.removeprefix("bpw-"))
+    bits = bits_per_weight(SMOLLM2_135M, kernel_recipe(load_recipe(path)), "meta")
+    assert budget - 0.15 < bits <= budget
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_rule_matches_a_layer(path: Path) -> None:
+    """Catches a glob with a slip, whose layers would silently keep the common format."""
+    recipe = kernel_recipe(load_recipe(path))
+    with torch.device("meta"):
+        model: Any = LlamaForCausalLM(SMOLLM2_135M)
+    scopes = {path: str(scope) for path, scope in resolve(model).scopes_by_path.items()}
+    names = scope_names(model, scopes)
+    for rule in recipe.layers:
+        alone = dataclasses.replace(recipe, layers=(rule,))
+        matched = [
+            la
+            for la in select(model, alone, names).layers
+            if la.spec is rule.weights and la.name != "embedding"
+        ]
+        assert matched, rule.match
+
+
+def test_counting_by_shapes_is_the_reports_count() -> None:
+    """Catches a budget that is checked in other units than the report's."""
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    recipe = Recipe.named("uint5-g16")
+    recipe = dataclasses.replace(recipe, embedding=Recipe.named("int8-channel").weights)
+    model: Any = LlamaForCausalLM(config)
+    report = quantize_(model, recipe)
+    assert bits_per_weight(config, recipe, "meta") == report.bits_per_weight
+    assert bits_per_weight(config, recipe, "cpu") == report.bits_per_weight
+
+
+def test_recipes_of_a_wheel_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a table that only works in a clone."""
+    package = tmp_path / "lib" / "quantwatch"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(quantwatch, "__file__", str(package / "__init__.py"))
+    with pytest.raises(UserError, match="no recipes"):
+        ladder.recipes_folder()
+    (package / "_recipes" / "ladder").mkdir(parents=True)
+    assert ladder.recipes_folder() == package / "_recipes"
+
+
+@pytest.mark.parametrize("name", ["bpw-six.toml", "w4.toml", "4.0.toml"])
+def test_a_file_without_a_budget_is_refused(tmp_path: Path, name: str) -> None:
+    """Catches a recipe that is measured against nothing."""
+    (tmp_path / name).write_text('weights = "int8"\ngranularity = "channel"\n')
+    with pytest.raises(UserError, match=r"bpw-BITS\.toml"):
+        ladder.rungs(tmp_path)
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    """Catches a table without rows that looks like a success."""
+    with pytest.raises(UserError, match="holds no recipe"):
+        ladder.rungs(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("bits", "kl", "reached"),
+    [
+        (6.17, 0.020, True),
+        (6.1701, 0.019, False),
+        (6.16, 0.0201, False),
+        (6.16, math.nan, False),
+    ],
+)
+def test_reached_needs_both(bits: float, kl: float, reached: bool) -> None:
+    """Catches a recipe over its budget, or one that broke, that counts as reached."""
+    figures = Figures(
+        kl=kl, kl_se=0.0, kl_p99=0.0, kl_max=0.0, same_top1=1.0, ppl=1.0, ppl_reference=1.0,
+        accuracy=1.0, accuracy_reference=1.0, bits_per_weight=bits, size_bytes=1, num_tokens=1,
+        num_nonfinite=0,
+    )  # fmt: skip
+    rung = ladder.Rung("bpw-6.17", 6.17, Recipe.named("int8-channel"))
+    assert ladder._row(rung, figures, ladder.BARS[6.17])[-1] is reached
+    assert ladder._row(rung, figures, None)[-1] is None
+
+
+def tiny_request(folder: Path) -> TableRequest:
+    """Two layers over bytes, and a text of 19 windows of which 2 are measured."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )
+    built: Any = LlamaForCausalLM(config)
+    for parameter in built.parameters():
+        if parameter.ndim == 2:
+            parameter.data.mul_(4)
+    model = folder / "model"
+    built.save_pretrained(model)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokens.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokens).save_pretrained(model)
+    text = folder / "text.txt"
+    text.write_text("".join(chr(97 + (i * i) % 23) for i in range(512 * 19)))
+    return TableRequest(folder, str(model), text, windows=2, quick=True)
+
+
+@pytest.mark.slow
+def test_the_table(tmp_path: Path) -> None:
+    """Catches rows in another order than the files', and bars of another model's protocol."""
+    table = ladder.build(tiny_request(tmp_path))
+    cells = [dict(zip([c.name for c in table.columns], row, strict=True)) for row in table.rows]
+    assert [cell["budget"] for cell in cells] == [8.5, 4.0]
+    kls: list[Any] = [cell["kl"] for cell in cells]
+    assert 0 <= kls[0] < kls[1]
+    assert all(math.isfinite(kl) for kl in kls)
+    assert {(cell["peer"], cell["reach"], cell["reached"]) for cell in cells} == {(None,) * 3}
+    assert "something else, so they aren't shown" in to_markdown(table)
