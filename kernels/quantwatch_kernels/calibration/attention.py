@@ -55,36 +55,37 @@ def head_variances(
     return torch.cat(found), logits
 
 
+class _Run:
+    """One sample's pass: checks the weights as they arise and hands them on."""
+
+    def __init__(self, take: Callable[[Tensor], None]) -> None:
+        self.num_layers = 0
+        self._take = take
+
+    def see(self, output: Any) -> None:
+        """Take a module's output, if attention weights are in it."""
+        weights = _weights_in(output)
+        if weights is None:
+            return
+        self.num_layers += 1
+        if not bool(torch.isfinite(weights[0]).all()):
+            raise ValueError("its attention weights are not finite.")
+        self._take(weights[0])
+
+
 @contextmanager
 def attention_reader(model: nn.Module) -> Iterator[Reader]:
     """Yield a function that runs the model and hands on its attention weights.
 
     Raises ValueError for a model that forms none, even eagerly, and when one isn't finite.
     """
-    takers: list[Callable[[Tensor], None]] = []
-
-    def hook(_: nn.Module, __: object, output: Any) -> None:
-        weights = _weights_in(output)
-        if weights is not None:
-            takers[-1](weights[0])
+    runs: list[_Run] = []
 
     def read(ids: Tensor, take: Callable[[Tensor], None]) -> Tensor:
-        seen = 0
-
-        def checked(weights: Tensor) -> None:
-            nonlocal seen
-            seen += 1
-            if not bool(torch.isfinite(weights).all()):
-                raise ValueError("its attention weights are not finite.")
-            take(weights)
-
-        takers.append(checked)
-        try:
-            with torch.no_grad():
-                logits: Tensor = model(ids.to(device_of(model)), use_cache=False).logits[0]
-        finally:
-            takers.pop()
-        if not seen:
+        runs[:] = [_Run(take)]
+        with torch.no_grad():
+            logits: Tensor = model(ids.to(device_of(model)), use_cache=False).logits[0]
+        if not runs.pop().num_layers:
             raise ValueError(
                 f"{type(model).__name__} gives no attention weights, even in its eager "
                 "implementation; choose a selection that needs none."
@@ -92,7 +93,7 @@ def attention_reader(model: nn.Module) -> Iterator[Reader]:
         return logits
 
     children = [child for _, layer in find_decoder_layers(model) for child in layer.children()]
-    hooks = [child.register_forward_hook(hook) for child in children]
+    hooks = [c.register_forward_hook(lambda _m, _a, out: runs[-1].see(out)) for c in children]
     try:
         with _eager(model):
             yield read
