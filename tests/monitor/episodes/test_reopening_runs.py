@@ -1,11 +1,11 @@
 """An alert that has ended and its baseline, on both databases: what opens it again, and what not."""
 
-from collections.abc import re
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-import Callable
 import numpy as np
 import pytest
 from sqlalchemy import delete
