@@ -294,7 +294,8 @@ def test_two_secrets_while_one_rotates() -> None:
     """Catches a rotation during which the receiver refuses everything."""
     old, new = new_signing_secret(), new_signing_secret()
     body = '{"title":"KL über 数"}'.encode()
-    headers = signed_headers("01EVENT", NOW, body, (Secret(new), Secret(old)))
+    # Not NOW: the library refuses a message that is five minutes old, as a suite's can be.
+    headers = signed_headers("01EVENT", datetime.now(UTC), body, (Secret(new), Secret(old)))
     for secret in (old, new):
         assert Webhook(secret).verify(body, headers) == {"title": "KL über 数"}
     with pytest.raises(Exception, match="No matching signature"):
