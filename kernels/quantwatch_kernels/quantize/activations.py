@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from quantwatch_kernels.formats import IntFormat
-from quantwatch_kernels.quantize.affine import QuantizedWeight
+from quantwatch_kernels.quantize.affine import QuantizedWeight, within_range
 from quantwatch_kernels.quantize.interpose import add_input_transform
 from quantwatch_kernels.quantize.observers import Observer, make_observer, tensor_qparams
 from quantwatch_kernels.quantize.qparams import QParams, group_range, qparams_of_range, spread
@@ -78,7 +78,7 @@ def fake_quantize_input(x: Tensor, spec: ActivationSpec, static: QParams | None 
     rounded = _on_grid(rows, scales, zeros, spec.format)
     if static is not None:
         rounded = rounded.where(torch.isfinite(rows), torch.nan)
-    return rounded.reshape(x.shape).to(x.dtype)
+    return within_range(rounded.reshape(x.shape), x.dtype)
 
 
 def _on_grid(x: Tensor, scales: Tensor, zeros: Tensor | None, fmt: IntFormat) -> Tensor:

@@ -7,13 +7,22 @@ the cases. Where the scale is NaN the code is 0 and the value stays NaN.
 
 from dataclasses import dataclass
 
+import torch
 from torch import Generator, Tensor
 
 from quantwatch_kernels.quantize.qparams import QParams, choose_qparams, spread
-from quantwatch_kernels.quantize.recipe import PerTensor, WeightSpec
+from quantwatch_kernels.quantize.recipe import WeightSpec
 from quantwatch_kernels.quantize.rounding import round_to_code
+from quantwatch_kernels.quantize.stochastic import unclipped_qparams
 
-__all__ = ["QuantizedWeight", "dequantize", "fake_quantize", "quantize", "quantize_weight"]
+__all__ = [
+    "QuantizedWeight",
+    "dequantize",
+    "fake_quantize",
+    "quantize",
+    "quantize_weight",
+    "within_range",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +40,15 @@ class QuantizedWeight:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of packed codes, scales and zero points as they are stored."""
+        """Bytes of packed codes, scales and zero points as a packed layer stores them."""
         rows, columns = self.codes.shape
         scales, zeros = self.qparams.scales, self.qparams.zeros
-        count = 1 if isinstance(self.spec.granularity, PerTensor) else scales.numel()
-        size = self.spec.format.num_bytes(rows, columns) + count * scales.element_size()
+        size = self.spec.format.num_bytes(rows, columns) + scales.numel() * scales.element_size()
         if zeros is None:
             return size
-        integer = not zeros.is_floating_point()
-        bits = self.spec.format.bits if integer else 8 * zeros.element_size()
-        return size + (count * bits + 7) // 8
+        if zeros.is_floating_point():
+            return size + zeros.numel() * zeros.element_size()
+        return size + self.spec.format.num_bytes(rows, zeros.shape[1])
 
 
 def quantize(
@@ -68,20 +76,32 @@ def dequantize(codes_NK: Tensor, qparams: QParams, spec: WeightSpec) -> Tensor:
     steps = codes_NK.float()
     if qparams.zeros is not None:
         steps = steps - spread(qparams.zeros, group_size, columns)
-    return steps * spread(qparams.scales, group_size, columns)
+    return within_range(steps * spread(qparams.scales, group_size, columns), torch.float32)
+
+
+def within_range(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round to `dtype`, what it can't hold to its largest number; a NaN stays.
+
+    The outermost grid point of a group near the end of the dtype's range may lie beyond it; the
+    weight itself doesn't. An infinity is therefore never a weight's.
+    """
+    largest = torch.finfo(dtype).max
+    return values.clamp(-largest, largest).to(dtype)
 
 
 def quantize_weight(
     weight_NK: Tensor, spec: WeightSpec, generator: Generator | None = None
 ) -> QuantizedWeight:
     """Quantize to nearest over each group's whole range (stochastically if the spec says so)."""
-    qparams = choose_qparams(weight_NK, spec)
-    if spec.rounding == "stochastic" and generator is None:
+    if spec.rounding != "stochastic":
+        qparams = choose_qparams(weight_NK, spec)
+        return QuantizedWeight(quantize(weight_NK, qparams, spec), qparams, spec)
+    if generator is None:
         raise ValueError("stochastic rounding needs a generator.")
-    used = generator if spec.rounding == "stochastic" else None
-    return QuantizedWeight(quantize(weight_NK, qparams, spec, used), qparams, spec)
+    qparams = unclipped_qparams(weight_NK, spec)
+    return QuantizedWeight(quantize(weight_NK, qparams, spec, generator), qparams, spec)
 
 
 def fake_quantize(weight_NK: Tensor, spec: WeightSpec) -> Tensor:
     """Return the weight's quantized values, rounded to nearest, in its own dtype."""
-    return quantize_weight(weight_NK, spec).values.to(weight_NK.dtype)
+    return within_range(quantize_weight(weight_NK, spec).values, weight_NK.dtype)

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from quantwatch_kernels.quantize.affine import QuantizedWeight
+from quantwatch_kernels.quantize.affine import QuantizedWeight, within_range
 from quantwatch_kernels.quantize.calibrate import quantize_layers
 from quantwatch_kernels.quantize.int4_linear import INT4_LINEAR, int4_aten_why_not
 from quantwatch_kernels.quantize.int8_linear import INT8_LINEAR, int8_aten_why_not
@@ -92,7 +92,9 @@ def quantize_(
     for layer, quantized in converted:
         if reason := _install(model, layer, quantized, execution, recipe.activations):
             fallbacks.append((layer.name, reason))
+    held = model_size(model)[0]
     notes += after_weights(model, recipe, selection.layers, calibration, names)
+    size += model_size(model)[0] - held  # static scales
     return QuantReport(
         converted=tuple(layer.name for layer in selection.layers),
         skipped=selection.skipped,
@@ -171,7 +173,7 @@ def _install(
     unpackable = embedding and why_not_packed_embedding(model, layer.module) is not None
     if execution == "dequantized" or unpackable or (reason is not None and not embedding):
         with torch.no_grad():
-            layer.weight.copy_(quantized.values)
+            layer.weight.copy_(within_range(quantized.values, layer.weight.dtype))
     elif embedding:
         # Looked up either way: what can't be computed natively is the tied head alone.
         backend = execution if reason is None else "dequantized"

@@ -27,6 +27,7 @@ from quantwatch_kernels.quantize.basis import mark_input
 from quantwatch_kernels.quantize.folding import divide_outputs, is_linear, multiply_inputs
 from quantwatch_kernels.quantize.gptq import output_error
 from quantwatch_kernels.quantize.input_stats import InputStats, collect
+from quantwatch_kernels.quantize.interpose import has_input_transform
 from quantwatch_kernels.quantize.mse import hessian_cost, search_qparams
 from quantwatch_kernels.quantize.qparams import QParams, choose_qparams
 from quantwatch_kernels.quantize.selection import Layer
@@ -58,7 +59,9 @@ def scale_layer(walk: LayerWalk, index: int, layers: Sequence[Layer]) -> dict[st
     wanted = {layer.path: layer for layer in layers}
     readings = [r for r in _readings(walk, index) if any(p in wanted for p, _ in r.readers)]
     stats = _stats(walk, index, readings)
-    notes: dict[str, tuple[str, ...]] = {}
+    called = {path for reading in readings for path, _ in reading.readers}
+    uncalled = "not scaled: its decoder layer didn't call it"
+    notes: dict[str, tuple[str, ...]] = {p: (uncalled,) for p in wanted if p not in called}
     for reading in readings:
         mine = [wanted[path] for path, _ in reading.readers if path in wanted]
         problem = _scale(walk, index, reading, mine, stats[reading.readers[0][0]])
@@ -73,6 +76,8 @@ def _scale(
     """Scale one input; returns why it can't be."""
     if reading.maker is None:
         return "no norm or linear layer before it takes the scale"
+    if any(has_input_transform(module) for _, module in reading.readers):
+        return "its input is transformed online"
     if not stats.tokens:
         return "no calibration token reached it"
     factors = awq_factors(layers, stats, reading.repeats, reading.head_dim)
@@ -182,7 +187,7 @@ def _readings(walk: LayerWalk, index: int) -> list[_Reading]:
     hooks = [
         module.register_forward_hook(hook_of(f"{path}.{name}"))
         for name, module in layer.named_modules()
-        if name and not list(module.children())
+        if name and (is_linear(module) or not list(module.children()))
     ]
     try:
         _outputs(walk, index)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from quantwatch_kernels.quantize.routers import ROUTING_NAMES, routing_name
 from quantwatch_kernels.quantize.walk import find_decoder_layers
 
 __all__ = [
@@ -31,8 +32,7 @@ __all__ = [
 
 _ATTENTION = ("self_attn", "attn", "attention", "self_attention")
 _MLP = ("mlp", "block_sparse_moe", "feed_forward")
-_ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
-_READERS = _ROUTERS | {
+_READERS = ROUTING_NAMES | {
     *("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "query_key_value"),
     *("gate_proj", "up_proj", "gate_up_proj", "c_fc", "fc1", "w1", "w3"),
 }
@@ -55,7 +55,7 @@ class Matrix:
     @property
     def router(self) -> bool:
         """Whether it chooses or weighs experts: it is never quantized."""
-        return self.name in _ROUTERS
+        return bool(routing_name(self.path))
 
     @property
     def plain(self) -> bool:

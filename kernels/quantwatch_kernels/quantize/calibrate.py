@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from quantwatch_kernels.quantize.affine import QuantizedWeight
+from quantwatch_kernels.quantize.affine import QuantizedWeight, within_range
 from quantwatch_kernels.quantize.awq import scale_layer
 from quantwatch_kernels.quantize.experts import collect_expert_stats
 from quantwatch_kernels.quantize.input_stats import InputStats, collect
@@ -76,7 +76,10 @@ def quantize_layers(
 def _convert(layer: Layer, stats: InputStats | None) -> Converted:
     quantized, notes = quantize_layer(layer, stats)
     with torch.no_grad():
-        layer.weight.copy_(quantized.values)
+        layer.weight.copy_(within_range(quantized.values, layer.weight.dtype))
+    if not bool(torch.isfinite(layer.weight).all()):
+        bad = int((~torch.isfinite(layer.weight)).sum())
+        raise ValueError(f"{layer.name}: {bad} of its quantized weights aren't finite.")
     return Converted(layer, quantized, notes)
 
 

@@ -1,23 +1,26 @@
-"""What a packed model is apart from its tensors, and the same model with empty or float tensors.
+"""What a packed model is apart from its tensors, and the same model with empty tensors.
 
 The checkpoint of a quantized model is its state dict as it is in memory, in the canonical packing
 (`packing`): per layer `weight_packed` uint8, `scales`, `zeros` if there are any, and the bias; the
 rest in floats. Beside it stands, for every packed layer by path, how its bits are to be read: the
 spec, the shape [out, in] and the dtype of the scales. Nothing is inferred from the recipe again, so
 a model that GPTQ or mixed precision packed is stored the same way as one rounded to nearest, and a
-later change of the rules for selecting layers can't misread a checkpoint.
+later change of the rules for selecting layers can't misread a checkpoint. What rotation, smoothing
+or AWQ changed between modules is noted as well (`basis`): hidden states are compared by it.
 
 Given up: only weights are stored. A model with quantized activations, rotations done online or
 hooks on its residual stream is refused rather than saved without them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quantwatch_kernels.quantize.api import linear_op
+from quantwatch_kernels.quantize.basis import marks_to_json
 from quantwatch_kernels.quantize.high_precision import KEEPS_STATISTICS
 from quantwatch_kernels.quantize.packed_embedding import (
     PackedEmbedding,
@@ -36,7 +39,7 @@ from quantwatch_kernels.quantize.recipe import WeightSpec
 from quantwatch_kernels.quantize.recipe_json import spec_from_json
 from quantwatch_kernels.registry import Fallback, record_fallback
 
-__all__ = ["Layout", "Stored", "describe", "install_empty", "set_backend", "unpack_"]
+__all__ = ["Layout", "Stored", "describe", "install_empty", "set_backend"]
 
 _US = "quantwatch_kernels"
 _KINDS = (PackedLinear, PackedEmbedding, TiedHead)
@@ -98,6 +101,25 @@ class Layout:
     layers: Mapping[str, Stored]
     tied: Mapping[str, str]
     """Path of a head → path of its embedding."""
+    other_basis: Mapping[str, Any] = field(default_factory=dict)
+    """Which modules take or give other hidden states than the float model's (`marks_to_json`)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the description as JSON."""
+        layers = {path: stored.to_json() for path, stored in self.layers.items()}
+        return {"layers": layers, "tied": dict(self.tied), "other_basis": dict(self.other_basis)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Layout":
+        """Read a description; raises ValueError naming key, value and what is allowed."""
+        layers, tied, basis = (values.get(name) for name in ("layers", "tied", "other_basis"))
+        if not isinstance(layers, Mapping) or not layers or not isinstance(tied, Mapping):
+            raise ValueError("layers and tied must be JSON objects, layers not empty.")
+        # Without it a rotated model would be compared as if it were a plain one.
+        if not isinstance(basis, Mapping):
+            raise ValueError(f"other_basis is {basis!r:.80}; allowed: a JSON object ({{}}: none).")
+        read = {path: Stored.from_json(v, f"layers[{path!r}]") for path, v in layers.items()}
+        return cls(read, dict(tied), dict(basis))
 
 
 def describe(model: nn.Module) -> Layout:
@@ -122,7 +144,8 @@ def describe(model: nn.Module) -> Layout:
     for path, source in heads.items():
         if id(source) not in embeddings:
             raise ValueError(f"{path} is tied to an embedding that is no longer in the model.")
-    return Layout(layers, {path: embeddings[id(other)] for path, other in heads.items()})
+    tied = {path: embeddings[id(other)] for path, other in heads.items()}
+    return Layout(layers, tied, marks_to_json(model))
 
 
 def _check_storable(path: str, module: nn.Module) -> None:
@@ -215,36 +238,3 @@ def _backend(op: LinearOp, wanted: str) -> str:
         return wanted
     record_fallback(Fallback(op.name, wanted, "dequantized", "this width has no native kernel"))
     return "dequantized"
-
-
-def unpack_(model: nn.Module, dtype: torch.dtype) -> None:
-    """Replace packed layers by float ones with the quantized values, tied pairs sharing theirs."""
-    heads = {path: m for path, m in model.named_modules() if isinstance(m, TiedHead)}
-    unpacked: dict[int, nn.Parameter] = {}
-    for path, module in list(model.named_modules()):
-        if not isinstance(module, PackedLinear):
-            continue
-        weight = nn.Parameter(module.quantized().values.to(dtype), requires_grad=False)
-        unpacked[id(module)] = weight
-        twin = (
-            _embedding(weight) if isinstance(module, PackedEmbedding) else _linear(weight, module)
-        )
-        model.set_submodule(path, twin.train(model.training))
-    for path, head in heads.items():
-        twin = _linear(unpacked[id(head.embedding)], head)
-        model.set_submodule(path, twin.train(model.training))
-
-
-def _embedding(weight: nn.Parameter) -> nn.Embedding:
-    embedding = nn.Embedding(weight.shape[0], weight.shape[1], device="meta")
-    embedding.weight = weight
-    return embedding
-
-
-def _linear(weight: nn.Parameter, module: nn.Module) -> nn.Linear:
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    linear.weight = weight
-    linear.register_parameter(
-        "bias", module.get_parameter("bias") if module.bias is not None else None
-    )
-    return linear

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from quantwatch_kernels.quantize.affine import dequantize, quantize
+from quantwatch_kernels.quantize.affine import dequantize, quantize, within_range
 from quantwatch_kernels.quantize.qparams import QParams, spread, storable
 from quantwatch_kernels.quantize.recipe import PerTensor, WeightSpec
 
@@ -53,11 +53,18 @@ def scaled_codes(
 
 
 def stored_qparams(scales_NG: Tensor, zeros_NG: Tensor | None, spec: WeightSpec) -> QParams:
-    """Return scales and zeros as they are stored: what the forward pass computes with."""
+    """Return scales and zeros as they are stored: what the forward pass computes with.
+
+    float32, as in `qparams`, where 16 bits would move a float zero by more than half a step.
+    """
     scales = storable(scales_NG.detach().float(), spec.scale_dtype)
     if zeros_NG is None or not zeros_NG.is_floating_point():
         return QParams(scales, zeros_NG)
-    return QParams(scales, zeros_NG.detach().to(scales.dtype))
+    exact = zeros_NG.detach().float()
+    zeros = exact.to(scales.dtype)
+    if bool(((zeros.float() - exact).abs() > 0.5).any()):
+        return QParams(storable(scales_NG.detach().float(), torch.float32), exact)
+    return QParams(scales, zeros)
 
 
 def gradient_factor(rows: int, columns: int, spec: WeightSpec) -> Tensor:
@@ -96,7 +103,7 @@ class _FakeQuantize(torch.autograd.Function):
         ctx.save_for_backward(weight, qparams.scales, qparams.zeros)
         ctx.spec = spec
         values = dequantize(quantize(weight, qparams, spec), qparams, spec)
-        return values.to(weight.dtype)
+        return within_range(values, weight.dtype)
 
     @staticmethod
     @once_differentiable

@@ -21,6 +21,7 @@ from torch import nn
 
 from quantwatch_kernels.quantize.experts import expert_layers
 from quantwatch_kernels.quantize.recipe import Recipe
+from quantwatch_kernels.quantize.routers import SHARED_GATE, routing_name
 from quantwatch_kernels.quantize.selection import Layer, scope_names, scoped
 from quantwatch_kernels.quantize.walk import find_decoder_layers
 
@@ -34,8 +35,6 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _ATTENTION = re.compile(r"attn|attention")
 _MLP = re.compile(r"mlp|feed_forward|moe|ffn")
-_ROUTERS = frozenset({"gate", "router"})
-_SHARED_GATE = "shared_expert_gate"
 _EXPERT = re.compile(r"experts\.(\d+)\.")
 # A layer carries a spec; a group's parts get theirs when they are quantized.
 _ANY = Recipe.named("int8-channel").weights
@@ -104,8 +103,8 @@ def _in_layer(
     def group(kind: Kind, where: str, members: list[Layer], name: str = "") -> Group:
         return Group(name or scoped(where, names), kind, number, where, tuple(members))
 
-    gates = [part for part in parts if _gate(part)]
-    plain = [part for part in parts if not _gate(part)]
+    gates = [part for part in parts if routing_name(part.path)]
+    plain = [part for part in parts if not routing_name(part.path)]
     yield group("layer", path, plain)
     for kind, pattern in (("attention", _ATTENTION), ("mlp", _MLP)):
         members = [part for part in plain if pattern.search(_child(path, part))]
@@ -122,7 +121,8 @@ def _in_layer(
     shared = [part for part in plain if "shared_expert" in part.path]
     yield group("shared expert", shared[0].path.rpartition(".")[0] if shared else path, shared)
     for part in gates:
-        yield group("shared gate" if _gate(part) == _SHARED_GATE else "router", part.path, [part])
+        shared_gate = routing_name(part.path) == SHARED_GATE
+        yield group("shared gate" if shared_gate else "router", part.path, [part])
     for part in plain:
         if _number(part) is None:
             yield group("linear", part.path, [part])
@@ -130,12 +130,6 @@ def _in_layer(
 
 def _child(path: str, part: Layer) -> str:
     return part.path[len(path) + 1 :].partition(".")[0]
-
-
-def _gate(part: Layer) -> str:
-    """Return the name of a matrix that routes, '' of any other."""
-    last = part.path.rpartition(".")[2]
-    return last if last in _ROUTERS or last == _SHARED_GATE else ""
 
 
 def _number(part: Layer) -> int | None:

@@ -22,18 +22,22 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from quantwatch_kernels.quantize.api import Execution, QuantReport, quantize_
+from quantwatch_kernels.quantize.basis import mark_from_json_
 from quantwatch_kernels.quantize.checkpoint import (
     Layout,
-    Stored,
     describe,
     install_empty,
     set_backend,
 )
-from quantwatch_kernels.quantize.high_precision import keep_statistics_high_
+from quantwatch_kernels.quantize.high_precision import (
+    keep_routers_high_,
+    keep_statistics_high_,
+)
 from quantwatch_kernels.quantize.packed_embedding import TiedHead
 from quantwatch_kernels.quantize.packed_linear import PackedLinear
 from quantwatch_kernels.quantize.recipe import Recipe
 from quantwatch_kernels.quantize.recipe_json import recipe_from_json
+from quantwatch_kernels.quantize.unmatched import own_globs
 
 __all__ = ["METHOD", "QuantwatchConfig", "QuantwatchQuantizer", "save_quantized"]
 
@@ -76,8 +80,7 @@ class QuantwatchConfig(QuantizationConfigMixin):  # type: ignore[misc]
             values["modules_to_not_convert"] = list(self.modules_to_not_convert)
         if self.layout is not None:
             values["format_version"] = _VERSION
-            values["layers"] = {path: s.to_json() for path, s in self.layout.layers.items()}
-            values["tied"] = dict(self.layout.tied)
+            values |= self.layout.to_json()
         return values
 
 
@@ -88,7 +91,7 @@ def _recipe(recipe: Recipe | Mapping[str, object] | str | None) -> Recipe | None
 
 
 def _layout(stored: Mapping[str, Any]) -> Layout | None:
-    known = {"quant_method", "format_version", "layers", "tied"}
+    known = {"quant_method", "format_version", "layers", "tied", "other_basis"}
     if unknown := sorted(stored.keys() - known):
         raise ValueError(
             f"{METHOD} has no setting {unknown[0]!r} (= {stored[unknown[0]]!r:.80}); allowed: "
@@ -103,11 +106,7 @@ def _layout(stored: Mapping[str, Any]) -> Layout | None:
         raise ValueError(
             f"format_version is {stored.get('format_version')!r}; allowed: {_VERSION}."
         )
-    layers, tied = stored["layers"], stored.get("tied", {})
-    if not isinstance(layers, Mapping) or not layers or not isinstance(tied, Mapping):
-        raise ValueError("layers and tied must be JSON objects, layers not empty.")
-    read = {path: Stored.from_json(v, f"layers[{path!r}]") for path, v in layers.items()}
-    return Layout(read, dict(tied))
+    return Layout.from_json(stored)
 
 
 @register_quantizer(METHOD)
@@ -147,6 +146,8 @@ class QuantwatchQuantizer(HfQuantizer):  # type: ignore[misc]
             layout = self.quantization_config.layout
             assert layout is not None
             install_empty(model, layout, self.quantization_config.execution)
+            # Before weights arrive: they are read in the dtype of what they are read into.
+            keep_routers_high_(model)
             # Some models initialize `module.c_proj.weight` by name and skip what has this mark.
             done = torch.empty(0)
             done._is_hf_initialized = True  # type: ignore[attr-defined]
@@ -161,6 +162,8 @@ class QuantwatchQuantizer(HfQuantizer):  # type: ignore[misc]
                 del vars(module)["weight"]
             # `quantize_` does this to a float model; it isn't part of a state dict.
             keep_statistics_high_(model)
+            assert config.layout is not None
+            mark_from_json_(model, config.layout.other_basis)
         else:
             assert config.recipe is not None
             recipe = _without(model, config.recipe, config.modules_to_not_convert or [])
@@ -205,7 +208,7 @@ def _without(model: nn.Module, recipe: Recipe, names: list[str]) -> Recipe:
         if not roots:
             raise ValueError(f"modules_to_not_convert: the model has no module {name!r}.")
         inside = [p for p in paths if any(p == r or p.startswith(f"{r}.") for r in roots)]
-        excluded += inside
+        excluded += [glob for path in inside for glob in own_globs(path, paths[path])]
         if any(isinstance(paths[path], nn.Embedding) for path in inside):
             embedding = None
     return replace(recipe, exclude=tuple(excluded), embedding=embedding)

@@ -1,10 +1,11 @@
 """Norm statistics and router logits in float32, where a 16-bit model doesn't make them so.
 
-Norms and routers are tried out. In float16 x² of 300 overflows: a norm whose result isn't the
-float64 one within the dtype's rounding is computed in float32 instead (those of transformers 5.24
-are right already). Routers of transformers 5.24 (Mixtral, Qwen2-MoE, …) multiply in the model's
-dtype and only then take a float32 softmax: bfloat16 logits tie and experts flip. Their weights are
-widened to float32, and so is their input; what they hand the experts keeps the model's dtype.
+Norms and routers are tried out. In float16 x² of 300 overflows, in bfloat16 a mean square is
+coarse: a norm whose result isn't the float64 one, rounded where norms round, is computed in float32
+instead (those of transformers 5.24 are right already). Routers of transformers 5.24 (Mixtral,
+Qwen2-MoE, …) multiply in the model's dtype and only then take a float32 softmax: bfloat16 logits
+tie and experts flip. Their weights are widened to float32, and so is their input; what they hand
+the experts keeps the model's dtype.
 """
 
 from typing import Any
@@ -12,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quantwatch_kernels.quantize.blocks import norm_children, norm_gain
+from quantwatch_kernels.quantize.blocks import Gain, norm_children, norm_gain
 from quantwatch_kernels.quantize.interpose import interpose
+from quantwatch_kernels.quantize.routers import choosing_matrices, unrouted_experts
 
-__all__ = ["KEEPS_STATISTICS", "keep_statistics_high_"]
+__all__ = ["KEEPS_STATISTICS", "keep_routers_high_", "keep_statistics_high_"]
 
-_ROUTER_NAMES = frozenset({"router", "gate"})
-"""A gate of the shared expert chooses nothing: it is no router here."""
+_SAME_BITS = 0.99
+"""Share of a probe; float32 sums in another order decide the rounding of a few in 10 000."""
 Notes = list[tuple[str, str]]
 
 
@@ -43,18 +45,21 @@ class _Float32Norm(nn.Module):
 class _Float32Router(nn.Module):
     """A router on float32 input and weights; all it returns but the logits has the input's dtype.
 
-    The first result is the logits, as in transformers' routers; a plain linear layer returns them.
+    A plain linear layer returns the logits, transformers' routers do so first; only Llama 4's,
+    itself a linear layer, returns what scales the experts first and the logits last.
     """
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         output = super().forward(hidden_states.float(), *args, **kwargs)
         if not isinstance(output, tuple):
             return output
-        narrowed = (
-            x.to(hidden_states.dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
-            for x in output[1:]
+        logits = output[-1] if isinstance(self, nn.Linear) else output[0]
+        return tuple(
+            x.to(hidden_states.dtype)
+            if isinstance(x, Tensor) and x.is_floating_point() and x is not logits
+            else x
+            for x in output
         )
-        return (output[0], *narrowed)
 
 
 KEEPS_STATISTICS = (_Float32Norm, _Float32Router)
@@ -72,16 +77,37 @@ def keep_statistics_high_(model: nn.Module) -> Notes:
         for name, child in norm_children(module):
             if _is_norm(name, child) and _is_16_bit(child):
                 notes += _keep_norm(f"{path}.{name}".lstrip("."), child)
-        if _beside_experts(model, path) and _is_16_bit(module):
-            weight = module.get_parameter("weight")
-            stored = str(weight.dtype)[6:]
-            weight.data = weight.data.float()
-            bias = getattr(module, "bias", None)
-            if isinstance(bias, nn.Parameter):
-                bias.data = bias.data.float()
-            interpose(module, _Float32Router)
-            notes.append((path, f"router logits are float32; the module made them in {stored}"))
+    return [*notes, *keep_routers_high_(model)]
+
+
+def keep_routers_high_(model: nn.Module) -> Notes:
+    """Compute router logits in float32; a model without values (on meta) gets them in float32.
+
+    Returns (path, what was changed).
+    """
+    notes: Notes = []
+    for router, paths in list(choosing_matrices(model)):
+        narrow = [path for path in paths if _is_16_bit(model.get_submodule(path))]
+        if len(paths) > 1 and narrow:
+            why = f"a router of {len(paths)} matrices: its logits stay in the model's dtype"
+            notes.append((router, why))
+        elif narrow:
+            notes += _keep_router(narrow[0], model.get_submodule(narrow[0]))
+    notes += [
+        (path, "no router was found beside these experts") for path in unrouted_experts(model)
+    ]
     return notes
+
+
+def _keep_router(path: str, module: nn.Module) -> Notes:
+    weight = module.get_parameter("weight")
+    stored = str(weight.dtype)[6:]
+    weight.data = weight.data.float()
+    bias = getattr(module, "bias", None)
+    if isinstance(bias, nn.Parameter):
+        bias.data = bias.data.float()
+    interpose(module, _Float32Router)
+    return [(path, f"router logits are float32; the module made them in {stored}")]
 
 
 def _is_16_bit(module: nn.Module) -> bool:
@@ -90,16 +116,6 @@ def _is_16_bit(module: nn.Module) -> bool:
 
 def _is_norm(name: str, module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower() or "norm" in name.lower()
-
-
-def _beside_experts(model: nn.Module, path: str) -> bool:
-    parent, _, name = path.rpartition(".")
-    if name not in _ROUTER_NAMES:
-        return False
-    module = model.get_submodule(path)
-    siblings = [child for child, _ in model.get_submodule(parent).named_children()]
-    has_weight = isinstance(module._parameters.get("weight"), nn.Parameter)
-    return has_weight and any("experts" in sibling for sibling in siblings)
 
 
 def _keep_norm(path: str, norm: nn.Module) -> Notes:
@@ -113,10 +129,7 @@ def _keep_norm(path: str, norm: nn.Module) -> Notes:
     with torch.no_grad():
         found = norm(probe).double()
     if gain is not None:
-        expected = _exact(probe.double(), norm, gain.offset, gain.centred)
-        # Two roundings, of the normalized value and of the product.
-        allowed = 2 * torch.finfo(weight.dtype).eps * expected.abs() + 1e-6
-        if bool(((found - expected).abs() <= allowed).all()):
+        if _keeps_statistics(norm, gain, probe, found):
             return []
         eps = next(
             (float(v) for n in ("variance_epsilon", "eps") if (v := getattr(norm, n, None))), 0.0
@@ -133,9 +146,25 @@ def _keep_norm(path: str, norm: nn.Module) -> Notes:
     )
 
 
-def _exact(x: Tensor, norm: nn.Module, offset: float, centred: bool) -> Tensor:
-    x = x - x.mean(-1, keepdim=True) if centred else x
+def _keeps_statistics(norm: nn.Module, gain: Gain, probe: Tensor, found: Tensor) -> bool:
+    """Say whether what a norm made of the probe is the exact result, rounded where norms round.
+
+    That may be the normalized value, 1 + w, and the product. Bits are compared: a mean or a root of
+    few bits moves a whole row by less than these roundings do, but moves half of its bits.
+    """
+    x = probe.double()
+    x = x - x.mean(-1, keepdim=True) if gain.centred else x
     unit = x / x.square().mean(-1, keepdim=True).sqrt()
+    weight = norm.get_parameter("weight").detach().double() + gain.offset
     bias = getattr(norm, "bias", None)
     shift = 0 if bias is None else bias.detach().double()
-    return unit * (norm.get_parameter("weight").detach().double() + offset) + shift
+    exact = unit * weight + shift
+    allowed = 2 * torch.finfo(probe.dtype).eps * exact.abs() + 1e-6
+    if not bool(((found - exact).abs() <= allowed).all()):
+        return False
+    forms = [
+        (u.double() * w.double() + shift).to(probe.dtype)
+        for u in (unit, unit.to(probe.dtype))
+        for w in (weight, weight.to(probe.dtype))
+    ]
+    return any(float((found == form).double().mean()) >= _SAME_BITS for form in forms)

@@ -11,7 +11,7 @@ with exactly those: values of the first step equal the quantizer's bit for bit.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -79,7 +79,9 @@ class Latent:
     def __init__(self, start: Start, learn: Learn) -> None:
         quantized = start.quantized
         scales, zeros = quantized.qparams.scales, quantized.qparams.zeros
-        self.layer, self.spec = start.layer, quantized.spec
+        # Parameters that 16 bits didn't hold are float32: they are learned as such.
+        self.layer, self.spec = start.layer, replace(quantized.spec, scale_dtype=scales.dtype)
+        self._asked = quantized.spec
         self._scales, self._zeros = scales.float(), zeros
         self._codes = quantized.codes
         self.weight: nn.Parameter | None = None
@@ -117,7 +119,7 @@ class Latent:
             codes = self._codes
             if self.weight is not None:
                 codes = quantize(self.weight, qparams, self.spec)
-        return QuantizedWeight(codes, qparams, self.spec)
+        return QuantizedWeight(codes, qparams, self._asked)
 
     def row_factors(self) -> Tensor:
         """Return mean s² of each row over that of the matrix, [N, 1].

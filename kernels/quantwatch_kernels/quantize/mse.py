@@ -20,6 +20,7 @@ from quantwatch_kernels.quantize.qparams import (
     choose_qparams,
     group_range,
     grouped,
+    qparams_as_stored,
     qparams_of_range,
 )
 from quantwatch_kernels.quantize.recipe import PerTensor, WeightSpec
@@ -111,14 +112,11 @@ def _best_range(
 ) -> tuple[Tensor, Tensor]:
     best = plain
     least = _cost(groups_NGS, *best, spec, cost)
-    assert least is not None, "the plain range is always storable"
     for shares in (_BOTH,) if spec.format.symmetric else (_BOTH, _HIGH, _LOW):
         centre = best
         for low_share, high_share in shares:
             low, high = centre[0] * low_share, centre[1] * high_share
             found = _cost(groups_NGS, low, high, spec, cost)
-            if found is None:
-                continue
             better = found < least  # False where it is NaN
             least = torch.where(better, found, least)
             best = (torch.where(better, low, best[0]), torch.where(better, high, best[1]))
@@ -127,11 +125,9 @@ def _best_range(
 
 def _cost(
     groups_NGS: Tensor, low: Tensor, high: Tensor, spec: WeightSpec, cost: GroupCost
-) -> Tensor | None:
-    """Return the cost of each group; None if these scales can't be stored in the spec's dtype."""
-    qparams = qparams_of_range(low, high, spec)
-    if qparams.scales.dtype != spec.scale_dtype:
-        return None
+) -> Tensor:
+    """Return the cost of each group; infinite where the spec's scale dtype doesn't hold it."""
+    qparams, fits = qparams_as_stored(low, high, spec)
     fmt, scales = spec.format, qparams.scales.float().unsqueeze(-1)
     steps = groups_NGS / scales
     if qparams.zeros is None:
@@ -142,7 +138,7 @@ def _cost(
             steps.round_().add_(zeros).clamp_(fmt.qmin, fmt.qmax).sub_(zeros)
         else:
             steps.add_(zeros).round_().clamp_(fmt.qmin, fmt.qmax).sub_(zeros)
-    found = cost(steps.mul_(scales).sub_(groups_NGS))
+    found = cost(steps.mul_(scales).sub_(groups_NGS)).masked_fill_(~fits, torch.inf)
     if isinstance(spec.granularity, PerTensor):
         return found.sum().expand_as(found)
     return found

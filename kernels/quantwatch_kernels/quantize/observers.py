@@ -2,10 +2,10 @@
 
 - minmax: smallest and largest value. Exact; order and batch boundaries don't matter.
 - moving_average: old · d + batch · (1 − d) of each batch's minimum and maximum, d = 0.95; the first
-  batch initialises (from 0 the average of 1, 1, 1, 10, 1 would be 0.65). A batch with n of the
-  first batch's N values has d = 0.95^(n/N): a partial last batch weighs what it holds, and the same
-  data cut into smaller batches doesn't forget faster. Depends on the order, and never covers what
-  is rare.
+  batch initialises (from 0 the average of 1, 1, 1, 10, 1 would be 0.65). A batch of n values
+  has d = 0.95^(n/N), N the largest batch so far: a partial batch weighs what it holds, wherever it
+  comes, the same data cut into smaller batches doesn't forget faster, and no batch leaves the old
+  value less than 0.95. Depends on the order, and never covers what is rare.
 - histogram, mse: the range with the smallest squared error of rounding and clipping over the
   histogram of all values; `histogram` moves both ends by turns, `mse` shrinks both by one factor.
 - percentile: 0.01 % of the values may lie beyond each end.
@@ -96,24 +96,25 @@ class MinMaxObserver:
 
 
 class MovingAverageObserver:
-    """Averages the ends of batches, 0.95 on the old value per batch as large as the first."""
+    """Averages the ends of batches, 0.95 on the old value per batch as large as the largest."""
 
     def __init__(self, kept: float = _KEPT) -> None:
         if not 0 <= kept < 1:
             raise ValueError(f"the old value's weight lies in [0, 1); it is {kept}.")
         self._kept = kept
         self._ends: tuple[float, float] | None = None
-        self._full = 0
+        self._largest = 0
 
     def update(self, x: Tensor) -> None:
         """See a batch. Raises ValueError if it isn't finite."""
         ends = _ends(x)
         if ends is None:
             return
+        self._largest = max(self._largest, x.numel())
         if self._ends is None:
-            self._ends, self._full = ends, x.numel()
+            self._ends = ends
             return
-        kept = self._kept ** (x.numel() / self._full)
+        kept = self._kept ** (x.numel() / self._largest)
         low, high = (
             kept * old + (1 - kept) * new for old, new in zip(self._ends, ends, strict=True)
         )

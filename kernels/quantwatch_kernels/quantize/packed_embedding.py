@@ -9,7 +9,7 @@ multiplies with the embedding's buffers, so that saving, moving and counting see
 import torch
 from torch import Tensor, nn
 
-from quantwatch_kernels.quantize.affine import QuantizedWeight, dequantize
+from quantwatch_kernels.quantize.affine import QuantizedWeight, dequantize, within_range
 from quantwatch_kernels.quantize.packed_linear import LinearOp, PackedLinear
 from quantwatch_kernels.quantize.packing import unpack
 from quantwatch_kernels.quantize.qparams import QParams
@@ -58,7 +58,7 @@ class PackedEmbedding(PackedLinear):
         codes = unpack(self.weight_packed[flat], self.spec.format, self.in_features)
         zeros = self._unpack_zeros()
         qparams = QParams(self.scales[flat], None if zeros is None else zeros[flat])
-        rows = dequantize(codes, qparams, self.spec).to(self.like.dtype)
+        rows = within_range(dequantize(codes, qparams, self.spec), self.like.dtype)
         return rows.view(*ids.shape, self.in_features)
 
 

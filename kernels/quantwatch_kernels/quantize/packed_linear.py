@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from quantwatch_kernels.quantize.affine import QuantizedWeight
+from quantwatch_kernels.quantize.affine import QuantizedWeight, within_range
 from quantwatch_kernels.quantize.packing import pack, unpack
 from quantwatch_kernels.quantize.qparams import QParams
 from quantwatch_kernels.quantize.recipe import WeightSpec
@@ -148,7 +148,8 @@ LinearOp = Op[[Tensor, PackedLinear, Tensor | None], Tensor]
 
 def _dequantized(x: Tensor, weight: PackedLinear, bias: Tensor | None) -> Tensor:
     added = None if bias is None else bias.to(x.dtype)
-    return nn.functional.linear(x, weight.quantized().values.to(x.dtype), added)
+    values = within_range(weight.quantized().values, x.dtype)
+    return nn.functional.linear(x, values, added)
 
 
 def _reference(x: Tensor, weight: PackedLinear, bias: Tensor | None) -> Tensor:

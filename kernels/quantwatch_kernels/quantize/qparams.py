@@ -2,8 +2,11 @@
 
 w ≈ (code − zero) · scale, N rows (output channels), K columns (inputs), G = ⌈K / group size⌉ groups
 per row. Arithmetic is float32 whatever the weight's dtype (in float16 255/0.001 is infinite); the
-scale is then rounded to the dtype it is stored in, *before* codes are chosen, so that rounding it
-costs precision of the grid and never shifts a value.
+scale is then rounded to the dtype it is stored in, *before* codes and zero are chosen, so that
+rounding it costs precision of the grid and shifts no value: every one is within half a stored step.
+With a zero point a 16-bit scale that would leave an end of the range further outside is rounded up,
+and a tensor with a float zero that 16 bits move by more than half a step (a group far from 0 for
+its width) keeps float32 scales and zeros.
 
 - symmetric: scale = absmax / qmax.
 - asymmetric, integer zero: the range is widened to hold 0, scale = (max − min) / qmax,
@@ -15,7 +18,7 @@ A group of zeros, or one so small that its scale underflows, has scale 1 and deq
 zeros. A group with a NaN or infinite weight has scale NaN: the fault stays measurable.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,6 +31,7 @@ __all__ = [
     "choose_qparams",
     "group_range",
     "grouped",
+    "qparams_as_stored",
     "qparams_of_range",
     "spread",
     "storable",
@@ -98,19 +102,52 @@ def group_range(weight_NK: Tensor, spec: WeightSpec) -> tuple[Tensor, Tensor]:
 
 
 def qparams_of_range(low: Tensor, high: Tensor, spec: WeightSpec) -> QParams:
-    """Return the parameters for groups that span low … high (float32, any equal shape)."""
-    fmt = spec.format
-    if fmt.symmetric:
-        return QParams(storable(torch.maximum(-low, high) / fmt.qmax, spec.scale_dtype), None)
+    """Return the parameters for groups that span low … high (float32, any equal shape).
+
+    float32 where the spec's scale dtype doesn't hold one of them.
+    """
+    made, fits = qparams_as_stored(low, high, spec)
+    if not bool(fits.all()):
+        made, _ = qparams_as_stored(low, high, replace(spec, scale_dtype=torch.float32))
+    return made
+
+
+def qparams_as_stored(low: Tensor, high: Tensor, spec: WeightSpec) -> tuple[QParams, Tensor]:
+    """Return parameters in the spec's scale dtype, and which groups it holds (true in float32)."""
+    fmt, dtype = spec.format, spec.scale_dtype
     if spec.zero == "integer":
         low, high = low.clamp(max=0.0), high.clamp(min=0.0)
+    if fmt.symmetric:
+        width = torch.maximum(-low, high) / fmt.qmax
+    else:
         # Divided first: high − low overflows in a group that spans float32's whole range.
-        scales = storable(high / fmt.qmax - low / fmt.qmax, spec.scale_dtype)
-        zeros = (-low / scales.float()).round().nan_to_num(nan=0.0).clamp(0, fmt.qmax)
-        return QParams(scales, zeros.to(torch.uint8))
-    width = torch.where(high > low, high / fmt.qmax - low / fmt.qmax, low.abs())
-    scales = storable(width, spec.scale_dtype)
-    return QParams(scales, (-low / scales.float()).to(scales.dtype))
+        width = high / fmt.qmax - low / fmt.qmax
+    if spec.zero == "float":
+        width = torch.where(high > low, width, low.abs())
+    wanted = _usable(width)
+    scales = _rounded(wanted, dtype)
+    fits = _holds(wanted, dtype)
+    if fmt.symmetric:
+        return QParams(scales, None), fits
+    exact, zeros = _zeros(low, scales, spec)
+    if dtype != torch.float32:
+        ends = [end / scales.float() + zeros.float() for end in (low, high)]
+        outside = (ends[0] < -0.5) | (ends[1] > fmt.qmax + 0.5)
+        if bool(outside.any()):
+            scales = torch.where(outside, _next_up(scales), scales)
+            exact, zeros = _zeros(low, scales, spec)
+        if spec.zero == "float":
+            fits = fits & ~((zeros.float() - exact).abs() > 0.5)
+    return QParams(scales, zeros), fits
+
+
+def _zeros(low: Tensor, scales: Tensor, spec: WeightSpec) -> tuple[Tensor, Tensor]:
+    """Return zero points before and after rounding to what is stored."""
+    exact = -low / scales.float()
+    if spec.zero == "float":
+        return exact, exact.to(scales.dtype)
+    rounded = exact.round().nan_to_num(nan=0.0).clamp(0, spec.format.qmax)
+    return exact, rounded.to(torch.uint8)
 
 
 def storable(scales: Tensor, dtype: torch.dtype) -> Tensor:
@@ -119,11 +156,29 @@ def storable(scales: Tensor, dtype: torch.dtype) -> Tensor:
     float16 holds only 6.1e-5 … 65504 at full precision: a tensor with a scale outside stays
     float32, which `num_bytes` of the stored tensor shows.
     """
+    scales = _usable(scales)
+    return _rounded(scales, dtype) if bool(_holds(scales, dtype).all()) else scales
+
+
+def _usable(scales: Tensor) -> Tensor:
     scales = torch.where(scales == 0, 1.0, scales)
-    scales = torch.where(torch.isfinite(scales), scales, torch.nan)
-    if dtype == torch.float16 and bool(((scales < _FP16_NORMAL) | (scales > _FP16_MAX)).any()):
-        return scales
+    return torch.where(torch.isfinite(scales), scales, torch.nan)
+
+
+def _holds(scales: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype != torch.float16:
+        return torch.ones_like(scales, dtype=torch.bool)
+    return ~((scales < _FP16_NORMAL) | (scales > _FP16_MAX))
+
+
+def _rounded(scales: Tensor, dtype: torch.dtype) -> Tensor:
     stored = scales.to(dtype)
     # Rounding may leave the dtype's range: bfloat16 has no subnormal of float32's last 16 bits.
     stored = torch.where(stored == 0, 1.0, stored)
     return torch.where(stored.isinf(), torch.finfo(dtype).max, stored)
+
+
+def _next_up(scales: Tensor) -> Tensor:
+    """Return the next larger number of a 16-bit dtype for positive ones, the largest for itself."""
+    above = (scales.view(torch.int16) + 1).view(scales.dtype)
+    return torch.where(torch.isfinite(above), above, scales)

@@ -58,7 +58,7 @@ class Recipe:
     """SmoothQuant's α: how much of the activations' range moves into the weights."""
     rotation: RotationSpec | None = None
     residual_dtype: tuple[tuple[str, torch.dtype], ...] = ()
-    """(glob over layers, dtype) of the residual stream that leaves the layer."""
+    """(glob over layers, dtype) of the residual stream that leaves the layer; the first decides."""
 
     def __post_init__(self) -> None:
         if self.smooth is not None and not 0 <= self.smooth <= 1:
@@ -128,7 +128,10 @@ class Recipe:
         if self.rotation is not None:
             described["rotation"] = asdict(self.rotation)
         if self.residual_dtype:
-            described["residual_dtype"] = {glob: dtype_name(d) for glob, d in self.residual_dtype}
+            # A list, since the first glob that matches decides: JSON objects have no order.
+            described["residual_dtype"] = [
+                {"match": glob, "dtype": dtype_name(dtype)} for glob, dtype in self.residual_dtype
+            ]
         return described
 
     def with_weights(self, **changes: object) -> "Recipe":

@@ -6,7 +6,7 @@ the values of `recipe` allow; the message names the key, the value found and wha
 `recipe_from_json(r.to_json()).to_json() == r.to_json()` for every recipe.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -51,7 +51,7 @@ def recipe_from_json(values: object) -> Recipe:
             ("activations", lambda key: _activations(_Reader(read[key], read.at(key)))),
             ("smooth", read.number),
             ("rotation", lambda key: _rotation(_Reader(read[key], read.at(key)))),
-            ("residual_dtype", lambda key: _residual(_Reader(read[key], read.at(key)))),
+            ("residual_dtype", lambda key: tuple(_residual(read.listed(key)))),
         )
         if name in read
     }
@@ -123,8 +123,11 @@ def _rotation(read: "_Reader") -> RotationSpec:
     return read.build(lambda: RotationSpec(**chosen))
 
 
-def _residual(read: "_Reader") -> tuple[tuple[str, torch.dtype], ...]:
-    return tuple((glob, read.dtype(glob)) for glob in read.values)
+def _residual(values: list[object]) -> Iterator[tuple[str, torch.dtype]]:
+    for index, value in enumerate(values):
+        read = _Reader(value, f"recipe.residual_dtype[{index}]")
+        read.known({"match", "dtype"})
+        yield read.text("match"), read.dtype("dtype")
 
 
 class _Reader:

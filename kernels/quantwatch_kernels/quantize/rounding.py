@@ -15,6 +15,7 @@ def round_to_code(steps: Tensor, generator: Generator | None = None) -> Tensor:
 
     Stochastic rounding takes ⌈x⌉ with probability x − ⌊x⌋, so its expectation is x and the error of
     a sum doesn't grow with the number of terms' bias; a single value errs by up to a whole step.
+    Clamping the code afterwards would undo that: `stochastic` chooses scales that leave room.
     """
     if generator is None:
         return steps.round()

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from quantwatch_kernels.quantize.recipe import Recipe, WeightSpec
+from quantwatch_kernels.quantize.routers import routing_name
+from quantwatch_kernels.quantize.unmatched import refuse_unmatched
 
 __all__ = ["Layer", "Reasons", "Selection", "scope_names", "scoped", "select"]
 
 Reasons = tuple[tuple[str, str], ...]
 """(scope or path, reason) pairs."""
-
-_ROUTER_NAMES = frozenset({"router", "gate", "shared_expert_gate"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,11 @@ def scoped(path: str, names: Mapping[str, str]) -> str:
 
 
 def select(model: nn.Module, recipe: Recipe, names: Mapping[str, str]) -> Selection:
-    """Sort every parameter that is no vector into converted and skipped."""
+    """Sort every parameter that is no vector into converted and skipped.
+
+    Raises ValueError for a rule or an exclusion of the recipe that matches nothing.
+    """
+    _refuse_unmatched(model, recipe, names)
     owners = _owners(model)
     find_table = getattr(model, "get_input_embeddings", None)
     table = find_table() if callable(find_table) else None
@@ -107,6 +111,17 @@ def select(model: nn.Module, recipe: Recipe, names: Mapping[str, str]) -> Select
                     reasons.append((place.name, spec))
             skipped += _together(reasons, f"{names[path]}.{parameter_name}", len(parameter))
     return Selection(tuple(layers), tuple(skipped))
+
+
+def _refuse_unmatched(model: nn.Module, recipe: Recipe, names: Mapping[str, str]) -> None:
+    ruled: list[set[str]] = []
+    others: list[set[str]] = []
+    for path, module in model.named_modules():
+        for parameter_name, parameter in module.named_parameters(recurse=False):
+            free = parameter.ndim >= 2 and not isinstance(module, nn.Embedding)
+            places = _places(path, module, parameter_name, names)
+            (ruled if free else others).extend(place.aliases for place in places)
+    refuse_unmatched(recipe, ruled, others)
 
 
 def _places(
@@ -150,7 +165,7 @@ class _Place:
         """
         found = {text for whole in (self.name, self.path) for text in (whole, _last(whole))}
         found |= {self.stack} if self.stack else set()
-        return found | ({"router"} if _last(self.path) in _ROUTER_NAMES else set())
+        return found | ({"router"} if routing_name(self.path) else set())
 
 
 def _owners(model: nn.Module) -> dict[int, list[str]]:

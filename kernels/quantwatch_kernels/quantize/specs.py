@@ -68,7 +68,8 @@ class WeightSpec:
     """How one weight matrix is quantized.
 
     `zero` follows from the format: "none" with a symmetric one; with an asymmetric one "integer"
-    (a code; 0 stays representable) or "float" (any value; a constant group is exact).
+    (a code; 0 stays representable) or "float" (any value; a constant group is as exact as its
+    scale).
     """
 
     format: IntFormat
@@ -98,12 +99,14 @@ class WeightSpec:
         return self.method in ("gptq", "awq")
 
     def num_bytes(self, rows: int, columns: int) -> int:
-        """Return the bytes of codes, scales and zero points of a weight [rows, columns]."""
+        """Return the bytes of a weight [rows, columns] as it is stored, scales and zeros included.
+
+        A packed layer keeps a scale per row for PerTensor too; a row of zeros ends on a byte.
+        """
         groups = -(-columns // self.granularity.group_size(columns))
-        scales = 1 if isinstance(self.granularity, PerTensor) else rows * groups
-        size = self.scale_dtype.itemsize
-        zeros = {"none": 0, "integer": (scales * self.format.bits + 7) // 8, "float": scales * size}
-        return self.format.num_bytes(rows, columns) + scales * size + zeros[self.zero]
+        scales = rows * groups * self.scale_dtype.itemsize
+        zeros = {"none": 0, "integer": self.format.num_bytes(rows, groups), "float": scales}
+        return self.format.num_bytes(rows, columns) + scales + zeros[self.zero]
 
     def to_json(self) -> dict[str, object]:
         """Return what makes two specs the same, the definition of the code range included."""
@@ -156,6 +159,11 @@ class ActivationSpec:
             raise ValueError("static activation scales are per tensor.")
         if not 0 < self.clip_ratio <= 1:
             raise ValueError(f"clip_ratio lies in (0, 1]; it is {self.clip_ratio}.")
+        if self.static and self.clip_ratio != 1:
+            raise ValueError(
+                "clip_ratio belongs to dynamic ranges; a static one is the observer's. "
+                f"It is {self.clip_ratio}."
+            )
 
     def to_json(self) -> dict[str, object]:
         """Return what makes two specs the same."""

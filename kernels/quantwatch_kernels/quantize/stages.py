@@ -60,7 +60,8 @@ def after_weights(
     if recipe.activations is not None:
         notes += quantize_activations(model, recipe.activations, layers, calibration or ())
     if recipe.residual_dtype:
-        notes += round_residual_(model, recipe.residual_dtype, names)
+        dtypes = {layer.path: layer.weight.dtype for layer in layers}
+        notes += round_residual_(model, recipe.residual_dtype, names, dtypes)
     return notes
 
 

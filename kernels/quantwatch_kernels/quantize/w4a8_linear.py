@@ -5,7 +5,8 @@ scale per channel: w = (code · step) · scale, code −7 … 7, step 1 … 18 p
 an int8 code of the same grid (progressive quantization, as in QServe, here symmetric). So a layer
 is stored at 4 + 8/group + 32/K bits and multiplies as fast and as exactly as int8 does; what is
 given up is that scales of groups come in eighteenths of the row's largest. Per group the step that
-leaves the smaller squared error is taken, of the two around absmax/7.
+leaves the smaller squared error is taken, of the two around absmax/7 (the padding of a short last
+group has none).
 
 In memory the int8 codes are kept beside the packed ones once the layer has run.
 """
@@ -63,19 +64,21 @@ def progressive_weight(weight_NK: Tensor, group_size: int) -> ProgressiveWeight:
     scales = storable(wanted.amax(1, keepdim=True) / LARGEST_STEP, torch.float32)
     multiple = (wanted / scales).nan_to_num(nan=1.0)
     low, high = (end.clamp(1, LARGEST_STEP) for end in (multiple.floor(), multiple.ceil()))
-    low_codes, low_error = _codes(groups, scales * low)
-    high_codes, high_error = _codes(groups, scales * high)
+    low_codes, low_error = _codes(groups, scales * low, columns)
+    high_codes, high_error = _codes(groups, scales * high, columns)
     lower = low_error < high_error
     steps = torch.where(lower, low, high).to(torch.uint8)
     chosen = torch.where(lower[..., None], low_codes, high_codes).to(torch.int8)
     return ProgressiveWeight(chosen.flatten(1)[:, :columns].contiguous(), steps, scales, size)
 
 
-def _codes(groups: Tensor, scales_NG: Tensor) -> tuple[Tensor, Tensor]:
-    """Return codes [N, G, size] and each group's squared error [N, G]."""
+def _codes(groups: Tensor, scales_NG: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    """Return codes [N, G, size] and each group's squared error [N, G] on the real columns."""
     steps = groups / scales_NG[..., None]
     codes = steps.round().nan_to_num(nan=0.0).clamp(INT4.qmin, INT4.qmax)
-    return codes, ((steps - codes) * scales_NG[..., None]).square().sum(-1)
+    errors = ((steps - codes) * scales_NG[..., None]).square().flatten(1)
+    errors[:, columns:] = 0
+    return codes, errors.view_as(groups).sum(-1)
 
 
 class W4A8Linear(W8A8Linear):

@@ -45,7 +45,7 @@ CACHED_WEIGHTS = 2**20
 """`_int_mm` takes the weight as the view [N, K].T or as a copy [K, N]. For one row the view is
 faster (up to 2.9 ×); for more rows too, or equal, as long as the weight fits a core's cache; beyond
 that the copy is (1.2 to 4.5 × for 2048 × 2048 and 1024 × 4096). Measured on Zen 4, one thread."""
-_MAX_K = (2**31 - 1) // (128 * 127)
+_MAX_SUM = 2**31 - 1
 
 
 class W8A8Linear(PackedLinear):
@@ -96,9 +96,21 @@ def w8a8_why_not(columns: int, weights: WeightSpec, activations: ActivationSpec)
         return f"activations must be dynamic in 8 bits, not {activations.to_json()}"
     if not isinstance(activations.granularity, PerChannel):
         return "activations must have a scale per token, so that no row depends on another"
-    if not 0 < columns <= _MAX_K:
-        return f"in_features must be 1 … {_MAX_K}, beyond which int32 overflows; it is {columns}"
+    # The zero term included: an asymmetric code less its zero reaches 255.
+    most = _MAX_SUM // ((128 if activations.format.symmetric else 255) * 127)
+    if not 0 < columns <= most:
+        return f"in_features must be 1 … {most}, beyond which int32 overflows; it is {columns}"
     return None
+
+
+def _products(codes: Tensor, weight: Tensor) -> Tensor:
+    """Multiply int8 codes [M, K] and [K, N] to exact int32 [M, N].
+
+    With K = 1 both have strides (1, 1), which `_int_mm` misreads: it returns stray memory.
+    """
+    if len(weight) == 1:
+        return codes.int() * weight.int()
+    return torch._int_mm(codes, weight)
 
 
 @functools.cache
@@ -145,7 +157,7 @@ def _aten(x: Tensor, weight: W8A8Linear, bias: Tensor | None) -> Tensor:
     plain = reason is None and weight.activations == SYMMETRIC_ROWS
     flat = weight.flat(x)
     rows = native_rows.quantize_rows_native(flat) if plain else weight.quantize_input(flat)
-    products = torch._int_mm(rows.codes, view if len(flat) == 1 else many)
+    products = _products(rows.codes, view if len(flat) == 1 else many)
     if rows.zeros is not None:
         products = products - rows.zeros * sums
     rescale = native_rows.rescale_rows_native if reason is None else _rescale_rows

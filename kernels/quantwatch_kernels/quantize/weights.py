@@ -29,7 +29,8 @@ def quantize_layer(layer: Layer, stats: InputStats | None) -> tuple[QuantizedWei
         raise ValueError(f"{layer.name}: {error}") from error
     wanted, stored = layer.spec.scale_dtype, quantized.qparams.scales.dtype
     if stored != wanted:
-        notes = (*notes, f"scales don't fit {wanted}: stored as {stored}")
+        what = "scales or zeros" if layer.spec.zero == "float" else "scales"
+        notes = (*notes, f"{what} don't fit {wanted}: stored as {stored}")
     return quantized, notes
 
 

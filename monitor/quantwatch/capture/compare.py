@@ -79,6 +79,7 @@ class _Comparison:
         self._batch = batch
         self._trace = trace
         self._norms: dict[Scope, TapNorms] = {}
+        self._largest: list[Tensor] = []
         self._limits: list[float] = []
         self._layers: dict[Scope, Tensor] = {}
 
@@ -92,6 +93,7 @@ class _Comparison:
             plain = give_back(module, hidden)
             if isinstance(plain, Tensor):  # else the report tells why it isn't compared
                 self._compare(scope, plain)
+                self._limit(scope, hidden, plain)
         self.isolation.after(scope, module, call, output)
 
     def finish(self) -> Reading:
@@ -99,8 +101,9 @@ class _Comparison:
         scopes = tuple(self._norms)
         norms = TapNorms(*(_stack(column) for column in zip(*self._norms.values(), strict=True)))
         stats = statistics_of(norms)
-        limits = torch.tensor(self._limits, dtype=torch.float64, device=stats.max_abs.device)
-        bits = headroom_bits(stats.max_abs, limits[:, None])
+        largest = _stack(self._largest)
+        limits = torch.tensor(self._limits, dtype=torch.float64, device=largest.device)
+        bits = headroom_bits(largest, limits[:, None])
         return Reading(scopes, stats, norms.reference, bits, layers=self._layers)
 
     def _compare(self, scope: Scope, output: Tensor) -> None:
@@ -111,9 +114,17 @@ class _Comparison:
                 f"the reference's is {reference.shape[-1]}"
             )
         self._norms[scope] = tap_norms(*comparable(reference, hidden))
-        self._limits.append(torch.finfo(output.dtype).max)
         if is_layer(scope):
             self._layers[scope] = self._batch.copy(output)
+
+    def _limit(self, scope: Scope, hidden: Tensor, plain: Tensor) -> None:
+        """Note how near an output, as it is, comes to what its dtype can hold."""
+        norms = self._norms[scope]
+        largest = torch.maximum(norms.largest, -norms.smallest)
+        if plain is not hidden:  # what was rotated back is nowhere in the model
+            largest = self._batch.select(hidden).abs().amax(-1)
+        self._largest.append(largest.abs().double())
+        self._limits.append(torch.finfo(hidden.dtype).max)
 
 
 def headroom_bits(max_abs: Tensor, limit: Tensor | float) -> Tensor:

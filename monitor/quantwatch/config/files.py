@@ -5,15 +5,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from quantwatch.config.problems import config_error, dotted
-from quantwatch.config.recipes import is_recipe_file
+from quantwatch.config.recipes import is_recipe_file, recipe_config
 from quantwatch.config.schema import CheckConfig, Config
 from quantwatch.config.variants import VariantConfig
+from quantwatch.errors import ConfigError
 
 Location = tuple[int | str, ...]
 
 
 def validate_files(config: Config, base_dir: Path, origin: str = "quantwatch.toml") -> None:
-    """Raise ConfigError if a suite file or a local model does not exist.
+    """Raise ConfigError if a suite, calibration or recipe file or a local model does not exist.
+
+    A recipe file is read, and must hold a recipe.
 
     Relative paths start at `base_dir`, the configuration's folder. What looks like a hub id
     (`owner/name`) is not looked up: that needs the network.
@@ -53,16 +56,20 @@ def listed_twice(files: Sequence[str], base_dir: Path) -> str | None:
 
 
 def _missing_files(location: Location, check: CheckConfig, base_dir: Path) -> Iterator[str]:
-    for index, file in enumerate(check.suite.files):
-        path = local_path(file, base_dir)
-        if not is_there(path) or path.is_dir():
-            what = "is a folder; name the files in it" if is_there(path) else "does not exist"
-            yield f"{dotted((*location, 'suite', 'files', index))}: {path} {what}"
-    if (again := listed_twice(check.suite.files, base_dir)) is not None:
-        yield f"{dotted((*location, 'suite', 'files'))}: {again} is listed twice"
+    yield from _missing_texts((*location, "suite"), check.suite.files, base_dir)
     yield from _missing_model((*location, "reference"), check.reference, base_dir)
     for index, candidate in enumerate(check.candidates):
         yield from _missing_model((*location, "candidates", index), candidate, base_dir)
+
+
+def _missing_texts(location: Location, files: Sequence[str], base_dir: Path) -> Iterator[str]:
+    for index, file in enumerate(files):
+        path = local_path(file, base_dir)
+        if not is_there(path) or path.is_dir():
+            what = "is a folder; name the files in it" if is_there(path) else "does not exist"
+            yield f"{dotted((*location, 'files', index))}: {path} {what}"
+    if (again := listed_twice(files, base_dir)) is not None:
+        yield f"{dotted((*location, 'files'))}: {again} is listed twice"
 
 
 def recipe_path(variant: VariantConfig, base_dir: Path) -> Path | None:
@@ -73,10 +80,25 @@ def recipe_path(variant: VariantConfig, base_dir: Path) -> Path | None:
     )
 
 
+def _missing_recipe(location: Location, variant: VariantConfig, base_dir: Path) -> Iterator[str]:
+    path, where = recipe_path(variant, base_dir), (*location, "recipe")
+    if variant.recipe is None:
+        return
+    if path is not None and not path.is_file():
+        yield f"{dotted(where)}: {path} does not exist or is not a file"
+        return
+    try:
+        recipe = recipe_config(variant.recipe, base_dir)
+    except ConfigError as error:
+        yield f"{dotted(where)}: {error}"
+        return
+    if recipe.calibration is not None:
+        files = recipe.calibration.suite.files
+        yield from _missing_texts((*where, "calibration", "suite"), files, base_dir)
+
+
 def _missing_model(location: Location, variant: VariantConfig, base_dir: Path) -> Iterator[str]:
-    recipe = recipe_path(variant, base_dir)
-    if recipe is not None and not recipe.is_file():
-        yield f"{dotted((*location, 'recipe'))}: {recipe} does not exist or is not a file"
+    yield from _missing_recipe(location, variant, base_dir)
     if variant.model is None:
         return
     path = local_path(variant.model, base_dir)

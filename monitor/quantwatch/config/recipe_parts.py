@@ -62,6 +62,11 @@ class WeightsConfig(Strict):
         return self
 
 
+def _changed(section: Strict) -> set[str]:
+    """Return the keys that don't have their default."""
+    return set(section.model_dump(exclude_defaults=True))
+
+
 class LayerConfig(WeightsConfig):
     """Other weights for some layers, or none."""
 
@@ -76,12 +81,20 @@ class LayerConfig(WeightsConfig):
     @model_validator(mode="after")
     def _possible(self) -> "LayerConfig":
         if self.weights is None:
-            extra = self.model_fields_set - {"match"}
+            # Not what was written: a stored recipe writes every key.
+            extra = _changed(self) - {"match"}
             if extra:
                 raise ValueError(f"{', '.join(sorted(extra))} needs weights")
             return self
         super()._possible()  # type: ignore[operator]
         return self
+
+
+class ResidualConfig(Strict):
+    """The dtype of the residual stream that leaves some layers."""
+
+    match: str = Field(min_length=1, description="Layers (globs): layers.1*, or the number alone.")
+    dtype: FloatName = Field(description="float32, bfloat16 or float16.")
 
 
 class ActivationsConfig(Strict):
@@ -109,6 +122,8 @@ class ActivationsConfig(Strict):
             raise ValueError('group_size goes with granularity = "group" and only with it')
         if self.static and self.granularity != "tensor":
             raise ValueError('static = true needs granularity = "tensor"')
+        if self.static and self.clip_ratio != 1:
+            raise ValueError("clip_ratio belongs to dynamic ranges, not to static = true")
         return self
 
 
@@ -128,7 +143,7 @@ Selection = Literal["first", "random", "entropy-attention", "hierarchical", "cov
 
 
 class CalibrationConfig(Strict):
-    """The texts on which scales are found: never those that are measured."""
+    """The texts on which scales are found; a check that measures them warns of it."""
 
     suite: Annotated[SuiteConfig, BeforeValidator(named_suite)] = Field(
         description="As a check's suite."
@@ -144,6 +159,6 @@ class CalibrationConfig(Strict):
 
     @model_validator(mode="after")
     def _drawn(self) -> "CalibrationConfig":
-        if "seed" in self.model_fields_set and self.selection not in ("random", "hierarchical"):
+        if self.seed and self.selection not in ("random", "hierarchical"):
             raise ValueError(f"seed is not allowed with selection = {self.selection!r}: no draw")
         return self

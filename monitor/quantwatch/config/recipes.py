@@ -1,15 +1,16 @@
 """Quantization recipes: a table, a file that holds one, or a name."""
 
+import os
 from pathlib import Path
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from quantwatch.config.parsing import parse, read_toml
 from quantwatch.config.recipe_parts import (
     ActivationsConfig,
     CalibrationConfig,
-    FloatName,
     LayerConfig,
+    ResidualConfig,
     RotationConfig,
     WeightsConfig,
 )
@@ -40,20 +41,13 @@ class RecipeConfig(WeightsConfig):
     rotation: RotationConfig | None = Field(
         default=None, description="Rotations before quantizing; absent: none."
     )
-    residual_dtype: dict[str, FloatName] = Field(
-        default_factory=dict,
-        description="Dtype of the residual stream behind layers, by glob.",
+    residual_dtype: tuple[ResidualConfig, ...] = Field(
+        default=(),
+        description="Dtype of the residual stream behind layers; the first that matches decides.",
     )
     calibration: CalibrationConfig | None = Field(
         default=None, description="Texts for methods that need them."
     )
-
-    @field_validator("residual_dtype", mode="after")
-    @classmethod
-    def _named(cls, value: dict[str, FloatName]) -> dict[str, FloatName]:
-        if "" in value:
-            raise ValueError("an empty glob matches nothing")
-        return value
 
     @model_validator(mode="after")
     def _calibrated(self) -> "RecipeConfig":
@@ -94,7 +88,8 @@ def recipe_config(recipe: RecipeConfig | str, base_dir: Path | None = None) -> R
     if isinstance(recipe, RecipeConfig):
         return recipe
     if is_recipe_file(recipe):
-        return load_recipe((base_dir or Path.cwd()) / Path(recipe).expanduser())
+        # Unlike Path's, this leaves ~nobody as it is: a file that isn't there, like any other.
+        return load_recipe((base_dir or Path.cwd()) / os.path.expanduser(str(recipe)))
     if recipe not in RECIPES:
         raise ConfigError(
             f"unknown recipe {recipe!r}; known names: {', '.join(RECIPES)}; "

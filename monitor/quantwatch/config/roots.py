@@ -3,15 +3,17 @@
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from quantwatch.config.files import is_there, local_path, looks_like_path, recipe_path
 from quantwatch.config.problems import config_error, dotted
-from quantwatch.config.recipes import recipe_config
+from quantwatch.config.recipes import RecipeConfig, load_recipe, recipe_config
 from quantwatch.config.schema import CheckConfig, Config
 from quantwatch.config.variants import VariantConfig
 from quantwatch.errors import ConfigError
 
 Location = tuple[int | str, ...]
+Variant = TypeVar("Variant", bound=VariantConfig)
 
 
 def allowed_roots(config: Config, base_dir: Path) -> tuple[Path, ...]:
@@ -28,8 +30,7 @@ def require_inside(config: Config, base_dir: Path, origin: str = "quantwatch.tom
         for name, check in config.checks.items()
         for problem in outside(check, base_dir, roots, ("checks", name))
     ]
-    if problems:
-        raise config_error(origin, problems)
+    _refuse(problems, origin)
 
 
 def outside(
@@ -47,6 +48,40 @@ def outside(
         for where, path in named
         if not any(_resolved(path).is_relative_to(root) for root in roots)
     ]
+
+
+def read_inside(
+    check: CheckConfig, base_dir: Path, roots: Sequence[Path], location: Location, origin: str
+) -> CheckConfig:
+    """Return a check whose recipe files have become tables, every path inside the roots.
+
+    A file is read once, so that what was looked at is what is used, and two candidates that name
+    it have the same recipe. Raises ConfigError for paths outside and for files that can't be read.
+    """
+    _refuse(outside(check, base_dir, roots, location), origin)
+    whole = _recipes_read(check, base_dir)
+    _refuse(outside(whole, base_dir, roots, location), origin)
+    return whole
+
+
+def _refuse(problems: Sequence[str], origin: str) -> None:
+    if problems:
+        raise config_error(origin, problems)
+
+
+def _recipes_read(check: CheckConfig, base_dir: Path) -> CheckConfig:
+    known: dict[Path, RecipeConfig] = {}
+
+    def read(variant: Variant) -> Variant:
+        path = recipe_path(variant, base_dir)
+        if path is None:
+            return variant
+        if path not in known:
+            known[path] = load_recipe(path)
+        return variant.model_copy(update={"recipe": known[path]})
+
+    candidates = tuple(read(candidate) for candidate in check.candidates)
+    return check.model_copy(update={"reference": read(check.reference), "candidates": candidates})
 
 
 def runs_own_code(check: CheckConfig) -> tuple[str, ...]:

@@ -77,8 +77,10 @@ class VariantConfig(Strict):
     revision: str | None = Field(
         default=None, description="Branch, tag or commit of a hub repository."
     )
-    dtype: Dtype = Field(
-        default="float32", description="Computing dtype of everything that isn't quantized."
+    dtype: Dtype | None = Field(
+        default=None,
+        description="Computing dtype of everything that isn't quantized; float32 when absent, or "
+        "what a factory gives.",
     )
     device: str = Field(
         default="cpu", pattern=r"^(cpu|cuda(:\d+)?|mps)$", description="cpu, cuda, cuda:N or mps."
@@ -97,6 +99,11 @@ class VariantConfig(Strict):
         "quantized values.",
     )
     faults: tuple[FaultConfig, ...] = Field(default=(), description="Faults planted on purpose.")
+
+    @property
+    def loading_dtype(self) -> Dtype:
+        """Dtype that a model's stored weights are loaded in."""
+        return self.dtype or "float32"
 
     @field_validator("recipe")
     @classmethod

@@ -3,6 +3,7 @@
 from quantwatch.domain.comparisons import MIN_SAMPLES, Baseline, Comparison
 from quantwatch.domain.history import Ended, Judged
 from quantwatch.domain.inputs import (
+    WARNING,
     Fingerprint,
     Prompt,
     Suite,
@@ -50,6 +51,7 @@ __all__ = [
     "MODEL",
     "REASON_CODES",
     "UNDECIDED",
+    "WARNING",
     "Alert",
     "Baseline",
     "Block",

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from quantwatch.domain.words import Json
 from quantwatch.telemetry import canonical_sha
 
+WARNING = "warning: "
+"""What a note begins with that belongs beside a variant's figures."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -79,3 +82,8 @@ class Variant:
     notes: tuple[str, ...] = ()
     skipped: tuple[tuple[str, str], ...] = ()
     """Layers a recipe left alone: (scope, reason)."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The notes that every report shows: without them the figures would mislead."""
+        return tuple(note for note in self.notes if note.startswith(WARNING))

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from quantwatch.config.files import local_path
 from quantwatch.config.recipe_parts import CalibrationConfig
 from quantwatch.config.suites import SuiteConfig
 from quantwatch.errors import PromptError
-from quantwatch.kernel_lab.texts import WINDOW, calibration_text
+from quantwatch.kernel_lab.texts import WINDOW, Text, calibration_text, measured_text
 from quantwatch.prompts.loading import load_suite
 
 CORE = "core-v1"
@@ -31,7 +32,8 @@ def choose_calibration(
 
     Of the measured file itself the `windows` windows after its first `skip` are taken, of another
     file its first ones. Where core-v1 is measured it is the three quarters that aren't. Raises
-    PromptError for a file that can't be read or is too short.
+    PromptError for a file that can't be read or is too short, and for one that repeats what is
+    measured: a copy of the file, say.
     """
     if source == CORE:
         section = CalibrationConfig(suite=SuiteConfig(name=CORE), limit=1_000)
@@ -41,8 +43,8 @@ def choose_calibration(
             )
             return Calibration(calibration_text(tokenizer), section, note)
         return Calibration(_read(section, tokenizer), section, "core-v1")
-    path = Path(source).expanduser().absolute()
-    same = measured is not None and measured.absolute() == path
+    path = local_path(source, Path.cwd())
+    same = measured is not None and _same_file(local_path(str(measured), Path.cwd()), path)
     section = CalibrationConfig(
         suite=SuiteConfig(files=(str(path),), window=WINDOW),
         skip=skip if same else 0,
@@ -51,7 +53,46 @@ def choose_calibration(
     note = f"{len(inputs := _read(section, tokenizer))} windows of {path.name}"
     if len(inputs) < windows or any(ids.shape[1] < WINDOW for ids in inputs):
         raise PromptError(f"{path}: fewer than {section.skip + windows} windows of {WINDOW} tokens")
+    _refuse_measured(inputs, measured_text(tokenizer, measured, windows=skip), path)
     return Calibration(inputs, section, f"{note} after its first {skip}" if same else note)
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    """Say whether two names, through links perhaps, are of one file."""
+    return one.exists() and other.exists() and one.samefile(other)
+
+
+def _refuse_measured(inputs: Sequence[Tensor], measured: Text, path: Path) -> None:
+    """Compare token ids: a copy is another file with the same windows."""
+    taken = {tuple(window.flatten().tolist()) for window in measured.windows}
+    again = [at for at, ids in enumerate(inputs) if tuple(ids.flatten().tolist()) in taken]
+    if again:
+        raise PromptError(
+            f"{path}: {len(again)} of {len(inputs)} windows to calibrate on are windows of "
+            f"{measured.name} that are measured, the first of them number {again[0]}"
+        )
+
+
+def of_section(section: CalibrationConfig, tokenizer: Any, measured: Text) -> Calibration:
+    """Return what a recipe's own section names, without what is measured.
+
+    Relative paths start at the working directory. Raises PromptError when nothing is left, and for
+    a section that chooses with the model: that needs a check.
+    """
+    if section.selection != "first":
+        raise PromptError(
+            f"calibration: selection = {section.selection!r} is done by checks; a table takes "
+            "'first'"
+        )
+    taken = {tuple(window.flatten().tolist()) for window in measured.windows}
+    named = _read(section, tokenizer)
+    kept = [ids for ids in named if tuple(ids.flatten().tolist()) not in taken]
+    name = section.suite.name or ", ".join(Path(file).name for file in section.suite.files)
+    if not kept:
+        raise PromptError(f"calibration: all {len(named)} prompts of {name} are measured")
+    note = f"{name}: {len(kept)} prompts"
+    less = f" of {len(named)}, the others are measured" if len(kept) < len(named) else ""
+    return Calibration(kept, section, note + less)
 
 
 def some_of(texts: Sequence[Tensor], tokens: int) -> list[Tensor]:
@@ -62,6 +103,8 @@ def some_of(texts: Sequence[Tensor], tokens: int) -> list[Tensor]:
 
 
 def _read(section: CalibrationConfig, tokenizer: Any) -> list[Tensor]:
-    suite = section.suite.model_copy(update={"limit": section.skip + section.limit})
+    wanted = section.skip + section.limit
+    limit = min(wanted, section.suite.limit or wanted)
+    suite = section.suite.model_copy(update={"limit": limit})
     prompts = load_suite(suite, tokenizer, base_dir=Path(), max_positions=None).prompts
     return [torch.tensor([prompt.token_ids]) for prompt in prompts[section.skip :]]

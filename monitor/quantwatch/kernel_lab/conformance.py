@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from quantwatch.errors import UserError
 from quantwatch.kernel_lab.tables.model import Cell, Column, Table
+from quantwatch.models.opening import check_device
 from quantwatch.store.kernels import KernelBatch, KernelCase, Kind
 from quantwatch.telemetry import environment, new_run_id
 from quantwatch_kernels.conformance.case import OpCase
@@ -22,8 +23,9 @@ def run_conformance(
 ) -> tuple[KernelBatch, list[KernelCase]]:
     """Run every case (of one operator) and return the batch with its rows.
 
-    Raises UserError for an operator that has no case.
+    Raises UserError for an operator that has no case, ModelError for a device that isn't there.
     """
+    check_device(device)
     started = datetime.now(UTC)
     cases: list[KernelCase] = []
     for case in _chosen(operator):

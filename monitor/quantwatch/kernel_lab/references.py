@@ -1,9 +1,12 @@
 """The reference of a table: a model in float32, taken off the grid it may lie on."""
 
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from quantwatch.config.schema import VariantConfig
-from quantwatch.errors import UserError
+from quantwatch.errors import ModelError, UserError
 from quantwatch.kernel_lab.measure import Yardstick
 from quantwatch.kernel_lab.texts import Text, measured_text
 from quantwatch.models.loaded import LoadedModel
@@ -14,12 +17,15 @@ from quantwatch_kernels.quantize.off_grid import take_off_grid_
 def load_reference(model: str, cache_dir: Path, *, off_grid_seed: int | None = 0) -> LoadedModel:
     """Load a model in float32 and rescale its channels; None leaves it on its grid.
 
-    Raises ModelError when it can't be loaded, ValueError when it can't be rescaled.
+    Raises ModelError when it can't be loaded or rescaled.
     """
     config = VariantConfig(model=model, dtype="float32")
     loaded = load_variant("reference", config, base_dir=Path.cwd(), cache_dir=cache_dir)
     if off_grid_seed is not None:
-        take_off_grid_(loaded.module, off_grid_seed)
+        try:
+            take_off_grid_(loaded.module, off_grid_seed)
+        except ValueError as error:
+            raise ModelError(f"{model}: {error}") from error
     return loaded
 
 
@@ -41,10 +47,28 @@ def write_off_grid(model: str, cache_dir: Path, folder: Path, seed: int) -> int:
     if folder.exists():
         raise UserError(f"{folder} exists already; name a new folder")
     loaded = load_reference(model, cache_dir, off_grid_seed=None)
+    _check_parts(model, loaded)
     layers = take_off_grid_(loaded.module, seed)
-    for part in (loaded.module, loaded.tokenizer):
-        save = getattr(part, "save_pretrained", None)
-        if save is None:
-            raise UserError(f"{model}: a {type(part).__name__} can't be saved as a checkpoint")
-        save(folder)
+    _save_whole((loaded.module, loaded.tokenizer), folder)
     return layers
+
+
+def _check_parts(model: str, loaded: LoadedModel) -> None:
+    for what, part in (("model", loaded.module), ("tokenizer", loaded.tokenizer)):
+        if part is None:
+            raise UserError(f"{model}: it has no {what}, which a checkpoint needs")
+        if not hasattr(part, "save_pretrained"):
+            kind = type(part).__name__
+            raise UserError(f"{model}: its {what}, a {kind}, can't be saved as a checkpoint")
+
+
+def _save_whole(parts: Sequence[Any], folder: Path) -> None:
+    """Write a folder whole or not at all: beside its place first."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as work:
+            for part in parts:
+                part.save_pretrained(Path(work) / folder.name)
+            (Path(work) / folder.name).rename(folder)
+    except OSError as error:
+        raise UserError(f"{folder} can't be written: {error}") from error

@@ -28,7 +28,7 @@ def estimate_bytes(config: VariantConfig, base_dir: Path) -> int | None:
         ModelError: the model doesn't exist or its headers are corrupt.
     """
     source = resolve_source(config, base_dir)
-    width = torch.finfo(getattr(torch, config.dtype)).bits // 8
+    width = torch.finfo(getattr(torch, config.loading_dtype)).bits // 8
     if source.kind == "gguf":
         return read_gguf_header(source.path).num_weights * width
     folder = source.path if source.kind == "folder" else None

@@ -90,11 +90,16 @@ def module_config_sha(module: nn.Module) -> str:
 
 
 def recipe_sha(recipe: RecipeConfig | None, calibration_sha: str = "") -> str:
-    """Return the digest of a recipe and of the token ids it was calibrated on, '' without one."""
+    """Return the digest of a recipe and of the token ids it was calibrated on, '' without one.
+
+    Where those ids came from, and how they were chosen, is no part of it.
+    """
     if recipe is None:
         return ""
-    digest = recipe_digest(recipe)
-    return canonical_sha([digest, calibration_sha]) if calibration_sha else digest
+    if not calibration_sha:
+        return recipe_digest(recipe)
+    without_source = recipe.model_copy(update={"calibration": None})
+    return canonical_sha([recipe_digest(without_source), calibration_sha])
 
 
 def fault_sha(faults: tuple[FaultConfig, ...]) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from quantwatch.domain import Variant
 from quantwatch.models.anatomy import Anatomy
@@ -25,6 +25,8 @@ class LoadedModel:
     """Context length, None when the configuration doesn't say."""
     dtype: torch.dtype
     """Computing dtype: of the head's output and of the hidden states."""
+    calibrated_on: tuple[Tensor, ...] = ()
+    """Token ids, int64 [1, T] each, that its recipe looked at."""
 
     @property
     def device(self) -> torch.device:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quantwatch.config.recipes import recipe_config
+from quantwatch.config.recipes import is_recipe_file, recipe_config
 from quantwatch.config.schema import FaultConfig, RecipeConfig, VariantConfig
 from quantwatch.domain import EMBEDDING, HEAD, Fingerprint, Json, Variant
 from quantwatch.errors import ModelError
@@ -83,7 +83,11 @@ def load_variant(
         )
         if recipe is None:
             del described["execution"]
+        elif is_recipe_file(config.recipe):  # which may say something else tomorrow
+            said = recipe.model_dump(mode="json", exclude_defaults=True)
+            described["recipe_content"] = said
         described |= {"kind": source.kind, "resolved": opened.resolved}
+        prepare(opened.module)
         inputs = recipe and calibration_inputs(recipe, opened.module, opened.tokenizer, calibrate)
         changes = _Changes(recipe, config.execution, config.faults, inputs or None)
         return _finish(name, opened, changes, described)
@@ -122,8 +126,9 @@ def _finish(name: str, opened: Opened, changes: _Changes, source: Json) -> Loade
         notes=(*opened.notes, *figures.notes, *notes),
         skipped=figures.skipped,
     )
+    read = () if changes.inputs is None else tuple(changes.inputs.ids)
     return LoadedModel(
-        module, opened.tokenizer, variant, anatomy, ids, context_length(module), dtype
+        module, opened.tokenizer, variant, anatomy, ids, context_length(module), dtype, read
     )
 
 

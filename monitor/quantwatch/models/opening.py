@@ -101,7 +101,7 @@ def _opened(loaded: Pretrained, location: str, config: VariantConfig, cache_dir:
         weights_sha=fingerprints.files_sha(weight_files(loaded.folder), cache_dir),
         config_sha=fingerprints.folder_config_sha(loaded.folder, allow_code=config.allow_code),
         resolved=location if loaded.commit is None else f"{location}@{loaded.commit}",
-        dtype=getattr(torch, config.dtype),
+        dtype=getattr(torch, config.loading_dtype),
         method=loaded.method,
         notes=loaded.notes if tokenizer is not None else (*loaded.notes, "has no tokenizer"),
     )
@@ -122,7 +122,7 @@ def _open_gguf(path: Path, config: VariantConfig, cache_dir: Path) -> Opened:
         weights_sha=fingerprints.files_sha([path], cache_dir),
         config_sha=fingerprints.folder_config_sha(folder, allow_code=False),
         resolved=str(path),
-        dtype=getattr(torch, config.dtype),
+        dtype=getattr(torch, config.loading_dtype),
         gguf=header,
         notes=tuple(notes),
     )
@@ -134,7 +134,7 @@ def _open_factory(spec: str, config: VariantConfig, base_dir: Path) -> Opened:
     if opened.method is not None:
         refuse_recipe(spec, opened.method, config)
     # A factory decides its own dtype unless the configuration names one.
-    dtype = getattr(torch, config.dtype) if "dtype" in config.model_fields_set else None
+    dtype = None if config.dtype is None else getattr(torch, config.dtype)
     with explained(f"factory {spec!r}: its module can't be moved to {config.device}"):
         module.to(device=config.device, dtype=dtype)
     return opened

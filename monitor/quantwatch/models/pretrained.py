@@ -59,7 +59,7 @@ def _load(location: str, folder: Path, commit: str | None, config: VariantConfig
     with explained(f"{location}: transformers can't load it"), _own_code(location):
         module, info = AutoModelForCausalLM.from_pretrained(
             location,
-            dtype=getattr(torch, config.dtype),
+            dtype=getattr(torch, config.loading_dtype),
             device_map={"": config.device},
             attn_implementation=config.attention,
             # Mismatches are refused below, with names and shapes.

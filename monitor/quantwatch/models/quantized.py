@@ -105,7 +105,7 @@ def settle(module: nn.Module, method: str, dtype: torch.dtype | None) -> tuple[s
 
 
 def _settle_ours(module: nn.Module, dtype: torch.dtype | None) -> tuple[str, ...]:
-    from quantwatch_kernels.quantize.checkpoint import unpack_
+    from quantwatch_kernels.quantize.unpack import unpack_
 
     settings: Any = getattr(module, "config", None)
     execution = settings.quantization_config.execution

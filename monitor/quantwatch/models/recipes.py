@@ -126,7 +126,7 @@ def kernel_recipe(config: RecipeConfig, anatomy: Anatomy | None = None) -> Recip
         smooth=config.smooth,
         rotation=None if rotation is None else RotationSpec(**rotation.model_dump()),
         residual_dtype=tuple(
-            (glob, getattr(torch, name)) for glob, name in config.residual_dtype.items()
+            (rule.match, getattr(torch, rule.dtype)) for rule in config.residual_dtype
         ),
     )
 

@@ -11,6 +11,7 @@ from quantwatch.config.recipe_parts import CalibrationConfig
 from quantwatch.domain import Prompt
 from quantwatch.errors import PromptError
 from quantwatch.models.recipes import Calibrate, CalibrationInputs
+from quantwatch.models.shapes import context_length
 from quantwatch.prompts.loading import load_suite
 from quantwatch_kernels.calibration.selection import select_samples
 
@@ -20,8 +21,9 @@ def calibration_reader(base_dir: Path) -> Calibrate:
 
     def read(config: CalibrationConfig, module: nn.Module, tokenizer: Any) -> CalibrationInputs:
         prompts = _prompts(config, tokenizer, base_dir)
+        _require_context(prompts, context_length(module))
         if config.selection == "first":
-            return CalibrationInputs([_ids(prompt) for prompt in prompts])
+            return CalibrationInputs([_ids(prompt) for prompt in prompts], _fewer(config, prompts))
         return _chosen(config, module, prompts)
 
     return read
@@ -41,6 +43,23 @@ def _prompts(config: CalibrationConfig, tokenizer: Any, base_dir: Path) -> Seque
             f"calibration: skip = {config.skip} leaves none of {len(prompts)} prompts"
         )
     return rest
+
+
+def _require_context(prompts: Sequence[Prompt], most: int | None) -> None:
+    """Refuse what the model was not made for: scales found there are those of no real input."""
+    long = [prompt for prompt in prompts if most is not None and len(prompt.token_ids) > most]
+    if long:
+        more = f" (and {len(long) - 1} more)" if len(long) > 1 else ""
+        raise PromptError(
+            f"calibration: {long[0].source}, prompt {long[0].index}{more}, has "
+            f"{len(long[0].token_ids)} tokens, the model's context is {most}: shorten it or take "
+            "a smaller window"
+        )
+
+
+def _fewer(config: CalibrationConfig, prompts: Sequence[Prompt]) -> tuple[str, ...]:
+    found, limit = len(prompts), config.limit
+    return (f"calibration: {found} of {limit} prompts: there are no more",) * (found < limit)
 
 
 def _chosen(

@@ -69,7 +69,7 @@ def _size(config: VariantConfig, request: RunRequest) -> _Size | None:
 
 
 def _width(config: VariantConfig) -> int:
-    return _BYTES[config.dtype]
+    return _BYTES[config.loading_dtype]
 
 
 def _count_tokens(request: RunRequest) -> int | None:

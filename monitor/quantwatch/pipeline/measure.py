@@ -19,6 +19,7 @@ from quantwatch.models.compatibility import check_compatible
 from quantwatch.models.loaded import LoadedModel
 from quantwatch.models.loading import load_variant
 from quantwatch.pipeline.calibration import calibration_reader
+from quantwatch.pipeline.overlap import overlap_notes
 from quantwatch.pipeline.request import RunRequest
 from quantwatch.prompts.loading import load_suite
 
@@ -67,7 +68,7 @@ def measure_check(request: RunRequest, progress: Progress) -> Iterator[Measured]
         allow_beyond_context=request.check.allow_beyond_context,
         num_tokens=reference.num_tokens,
     )
-    models = _load_candidates(request, reference)
+    models = _load_candidates(request, reference, suite)
     load_s = time.perf_counter() - started
     with measure_models(request, models, suite, progress) as measured:
         measured.timings_s["load"] = load_s
@@ -97,7 +98,7 @@ def _load(request: RunRequest, name: str, config: VariantConfig) -> LoadedModel:
     )
 
 
-def _load_candidates(request: RunRequest, reference: LoadedModel) -> Models:
+def _load_candidates(request: RunRequest, reference: LoadedModel, suite: Suite) -> Models:
     """Load what can be loaded. Raises the first UserError when no candidate is left."""
     loaded: dict[str, LoadedModel] = {}
     failures: dict[str, UserError] = {}
@@ -105,7 +106,8 @@ def _load_candidates(request: RunRequest, reference: LoadedModel) -> Models:
     for config in request.check.candidates:
         try:
             model = _load(request, config.name, config)
-            notes[config.name] = check_compatible(reference, model)
+            seen = overlap_notes(suite, model.calibrated_on)
+            notes[config.name] = (*seen, *check_compatible(reference, model))
             loaded[config.name] = model
         except UserError as error:
             failures[config.name] = error

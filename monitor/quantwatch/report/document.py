@@ -86,6 +86,7 @@ def _candidate(candidate: CandidateResult) -> Document:
         "verdict": candidate.verdict and str(candidate.verdict),
         "fingerprint": variant and variant.fingerprint.digest,
         "execution": variant and variant.execution,
+        "notes": list(variant.notes) if variant else [],
         "culprit": culprit and culprit.scope,
         "culprit_words": culprit and culprit.words,
         "failure": candidate.failure,

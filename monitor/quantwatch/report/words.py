@@ -51,7 +51,13 @@ def worst_candidate(result: RunResult) -> CandidateResult | None:
 
 
 def explanation(candidate: CandidateResult) -> str:
-    """Return why a candidate has its verdict: failure, equality, culprit, or nothing."""
+    """Return why a candidate has its verdict, and what its figures must not be read without."""
+    variant = candidate.variant
+    return " ".join([_reason(candidate), *(() if variant is None else variant.warnings)])
+
+
+def _reason(candidate: CandidateResult) -> str:
+    """Failure, equality, culprit, or nothing."""
     if candidate.failure is not None:
         return f"could not be measured: {candidate.failure}"
     if candidate.bit_equal:

@@ -74,8 +74,9 @@ def load(path: Path, env: Mapping[str, str] = os.environ) -> Loaded:
     digest = digest_of(path)
     config = load_config(path)
     folder = path.resolve().parent
-    validate_files(config, folder, str(path))
+    # First: recipe files are read to be validated.
     require_inside(config, folder, str(path))
+    validate_files(config, folder, str(path))
     endpoints = resolve_endpoints(config, folder, env)
     return Loaded(config, path, digest, endpoints, dead_man_of(config, env))
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quantwatch.config.load import parse
-from quantwatch.config.problems import config_error
-from quantwatch.config.roots import outside
+from quantwatch.config.roots import read_inside
 from quantwatch.config.schema import CheckConfig
 from quantwatch.domain import RunEvent, RunResult
 from quantwatch.errors import LeaseLostError
@@ -92,12 +91,14 @@ def _end(
 
 
 def _request(claim: Claim, around: Surroundings) -> "RunRequest":
-    """Rebuild what was asked for. Raises ConfigError when it can't be read, or reads elsewhere."""
+    """Rebuild what was asked for, recipe files as tables: they aren't read again.
+
+    Raises ConfigError when it can't be read, or reads elsewhere.
+    """
     origin, base_dir = f"configuration of run {claim.run_id}", Path(claim.base_dir)
     check = parse(CheckConfig, claim.config, origin)
     roots = around.roots or (base_dir.resolve(),)
-    if problems := outside(check, base_dir, roots, ("checks", claim.check)):
-        raise config_error(origin, problems)
+    check = read_inside(check, base_dir, roots, ("checks", claim.check), origin)
     return RunRequest(claim.check, check, base_dir, around.cache_dir)
 
 

@@ -10,6 +10,9 @@ from transformers import (
     Gemma2Config,
     GemmaConfig,
     GPT2Config,
+    HunYuanMoEV1Config,
+    JetMoeConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MixtralConfig,
     Olmo2Config,
@@ -45,6 +48,16 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         moe_intermediate_size=32,
         shared_expert_intermediate_size=40,
         decoder_sparse_step=1,
+    ),
+    "hunyuan": lambda: HunYuanMoEV1Config(**COMMON, num_experts=4, moe_topk=2, head_dim=12),
+    "jetmoe": lambda: JetMoeConfig(
+        **{name: value for name, value in COMMON.items() if name != "num_attention_heads"},
+        **MOE,
+        num_local_experts=4,
+        kv_channels=12,
+    ),
+    "llama4": lambda: Llama4TextConfig(
+        **COMMON, num_local_experts=4, head_dim=12, intermediate_size_mlp=80
     ),
     "gpt2": lambda: GPT2Config(
         vocab_size=96,

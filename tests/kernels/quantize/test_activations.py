@@ -216,6 +216,13 @@ def test_transforms_run_in_the_order_they_were_added() -> None:
     assert len(other.input_transforms) == 2
 
 
+def test_a_static_range_is_not_clipped_by_a_ratio() -> None:
+    """Catches a ratio that is described, and digested, but never applied."""
+    with pytest.raises(ValueError, match=r"clip_ratio belongs to dynamic ranges.*It is 0\.5"):
+        ActivationSpec(INT4, PerTensor(), static=True, clip_ratio=0.5)
+    assert ActivationSpec(INT4, PerTensor(), static=True, clip_ratio=1.0).static
+
+
 @pytest.mark.parametrize("observer", ["minmax", "moving_average", "histogram", "mse", "percentile"])
 def test_static_scales(observer: Any) -> None:
     spec = ActivationSpec(UINT8, PerTensor(), static=True, observer=observer)
@@ -240,3 +247,14 @@ def test_static_scales(observer: Any) -> None:
     assert (quantizer(outlier) < 10).all()
     with pytest.raises(ValueError, match="needs the scale of an observer"):
         fake_quantize_input(x, spec)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
+def test_the_largest_inputs_stay_finite(fmt: Any, dtype: torch.dtype) -> None:
+    """Catches an outermost grid point that the input's dtype doesn't hold."""
+    most = torch.finfo(dtype).max
+    x = torch.tensor([[-most, most, 0.0, 1.0], [most, most / 2, 0.0, 0.0]], dtype=dtype)
+    found = fake_quantize_input(x, ActivationSpec(fmt))
+    assert torch.isfinite(found).all()
+    assert ((found.double() - x.double()).abs() <= 1.02 * most / fmt.qmax).all()

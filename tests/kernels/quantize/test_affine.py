@@ -1,6 +1,7 @@
 """Choosing scales and codes: exact rules first, laws after, published figures last."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quantwatch_kernels.formats import INT4, INT8, IntFormat
+from quantwatch_kernels.formats import INT4, INT8, INT_FORMATS, IntFormat
 from quantwatch_kernels.numerics import relative_rmse
 from quantwatch_kernels.quantize import affine
 from quantwatch_kernels.quantize.affine import quantize_weight
+from quantwatch_kernels.quantize.hqq import hqq
 from quantwatch_kernels.quantize.qparams import choose_qparams
 from quantwatch_kernels.quantize.recipe import PerChannel, PerGroup, Recipe, WeightSpec
+from quantwatch_kernels.quantize.specs import Zero
 from quantwatch_kernels.testing import VIEWS
 
 FORMATS = {"int8": INT8, "int4": INT4}
@@ -161,6 +164,77 @@ def test_powers_of_two_pass_through(weight: Tensor, power: int) -> None:
     weight = torch.where(weight.abs() < 1e-20, 0.0, weight)
     scaled = torch.ldexp(weight, torch.tensor(power))
     assert torch.equal(roundtrip(scaled, INT4, 16)[1], roundtrip(weight, INT4, 16)[1])
+
+
+STORED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+ZEROS: dict[str, tuple[str, Zero]] = {
+    "int4": ("int4", "none"),
+    "int8": ("int8", "none"),
+    "uint4 integer": ("uint4", "integer"),
+    "uint8 integer": ("uint8", "integer"),
+    "uint3 float": ("uint3", "float"),
+    "uint4 float": ("uint4", "float"),
+    "uint8 float": ("uint8", "float"),
+}
+
+
+@pytest.mark.parametrize("dtype", STORED)
+@pytest.mark.parametrize("kind", ZEROS)
+@settings(max_examples=40, deadline=None)
+@given(
+    offset=st.sampled_from([0.0, 0.01, -0.3, 5.0, -100.0]),
+    width=st.sampled_from([0.01, 1.0, 30.0]),
+    seed=st.integers(0, 2**16),
+)
+def test_half_a_stored_step(kind: str, dtype: str, offset: float, width: float, seed: int) -> None:
+    """Catches zeros that 16 bits move by thousands of steps, and scales rounded down at the end."""
+    name, zero = ZEROS[kind]
+    generator = torch.Generator().manual_seed(seed)
+    weight = offset + width * (torch.rand(20, 80, generator=generator) - 0.3)
+    spec = WeightSpec(INT_FORMATS[name], PerGroup(32), zero, scale_dtype=STORED[dtype])
+    made = quantize_weight(weight, spec)
+    steps = made.qparams.scales.double().repeat_interleave(32, 1)[:, :80]
+    # Float zeros of any size: w/s + zero is rounded once in float32.
+    shift = 0.0 if made.qparams.zeros is None else made.qparams.zeros.double().abs().max()
+    bound = steps * (0.5 + 2**-23 * (4 * shift + 256)) + 2**-22 * weight.double().abs()
+    assert ((made.values.double() - weight.double()).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("method", ["rtn", "hqq"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_zeros_that_16_bits_do_not_hold(dtype: str, method: str) -> None:
+    """Catches an infinite or shifted zero point of a narrow group far from 0."""
+    spec = WeightSpec(INT_FORMATS["uint4"], PerGroup(32), "float", scale_dtype=STORED[dtype])
+    near, far = torch.randn(4, 64), 100 + 0.01 * torch.rand(4, 64)
+    if method == "hqq":
+        spec = replace(spec, method="hqq")
+    make = quantize_weight if method == "rtn" else hqq
+    assert make(near, spec).qparams.scales.dtype == STORED[dtype]
+    made = make(far, spec)
+    assert made.qparams.zeros is not None
+    assert {made.qparams.scales.dtype, made.qparams.zeros.dtype} == {torch.float32}
+    assert (made.values - far).abs().max() <= 0.01 / 15
+
+
+@pytest.mark.parametrize("scale", STORED)
+@pytest.mark.parametrize("dtype", STORED)
+@pytest.mark.parametrize("zero", ["none", "integer", "float"])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
+def test_the_largest_numbers_stay_finite(bits: int, zero: Zero, dtype: str, scale: str) -> None:
+    """Catches a grid point beyond the range, which would be an infinity."""
+    most = torch.finfo(STORED[dtype]).max
+    shares = torch.tensor([[-1.0, 1.0, 0.0, 0.5], [1.0, 1.0, 0.9, 0.8], [-1.0, -0.99, 0.0, 0.0]])
+    weight = (most * torch.cat([shares * part for part in (1.0, 0.999, 0.997, 0.99)])).to(
+        STORED[dtype]
+    )
+    fmt = INT_FORMATS[f"int{bits}" if zero == "none" else f"uint{bits}"]
+    spec = WeightSpec(fmt, PerChannel(), zero, scale_dtype=STORED[scale])
+    made = quantize_weight(weight, spec)
+    for values in (made.values, affine.fake_quantize(weight, spec)):
+        assert torch.isfinite(values).all()
+        steps = made.qparams.scales.double()
+        off = (values.double() - weight.double()).abs()
+        assert (off <= 0.51 * steps + 2**-7 * weight.double().abs()).all()
 
 
 # kernel_anchors §2.1a, the columns sym4 and sym8. Its sym4 column divides by 7.5 ("g128 .1103");

@@ -19,7 +19,9 @@ from transformers import (
 from quantwatch_kernels.formats import INT_FORMATS
 from quantwatch_kernels.quantize.affine import quantize_weight
 from quantwatch_kernels.quantize.awq import awq_factors, clipped_qparams, scale_layer
+from quantwatch_kernels.quantize.hadamard import Hadamard
 from quantwatch_kernels.quantize.input_stats import InputStats
+from quantwatch_kernels.quantize.interpose import add_input_transform
 from quantwatch_kernels.quantize.qparams import choose_qparams
 from quantwatch_kernels.quantize.recipe import PerGroup, Recipe, WeightSpec
 from quantwatch_kernels.quantize.selection import Layer, scope_names, select
@@ -134,6 +136,43 @@ def test_an_undone_fold_leaves_the_same_bits() -> None:
     for name in ("post_attention_layernorm", "mlp.mlp.gate_proj"):
         first, second = (m.model.layers[0].get_submodule(name).weight for m in (model, plain))
         assert torch.equal(first, second)
+
+
+class Quiet(nn.Module):
+    """An MLP that holds a linear layer and never calls it."""
+
+    def __init__(self, mlp: nn.Module) -> None:
+        super().__init__()
+        self.mlp = mlp
+        self.spare_proj = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.mlp(x)
+        return result
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "one key-value head"])
+def test_an_input_that_is_transformed_online_is_reported(name: str) -> None:
+    """Catches a rotated down projection that is left unscaled without a word."""
+    model, plain = build(name), build(name)
+    for each in (model, plain):
+        for layer in each.model.layers:
+            add_input_transform(layer.mlp.down_proj, Hadamard(48, 1))
+    before = logits(plain)
+    notes = scale(model)
+    why = ("not scaled: its input is transformed online",)
+    assert notes == {f"model.layers.{n}.mlp.down_proj": why for n in (0, 1)}
+    assert (logits(model) - before).norm() / before.norm() < 1e-5
+    first, second = (m.model.layers[0].mlp.down_proj.weight for m in (model, plain))
+    assert torch.equal(first, second)
+
+
+def test_a_layer_that_is_not_called_is_reported() -> None:
+    """Catches a linear layer that no forward pass reaches and nobody mentions."""
+    model = build("llama")
+    model.model.layers[1].mlp = Quiet(model.model.layers[1].mlp)
+    why = ("not scaled: its decoder layer didn't call it",)
+    assert scale(model)["model.layers.1.mlp.spare_proj"] == why
 
 
 def test_experts_are_reported() -> None:

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2MoeConfig
 
 from quantwatch_kernels.formats import INT_FORMATS
-from quantwatch_kernels.quantize.affine import quantize_weight
+from quantwatch_kernels.quantize import calibrate
+from quantwatch_kernels.quantize.affine import QuantizedWeight, quantize_weight
 from quantwatch_kernels.quantize.api import Execution, quantize_
 from quantwatch_kernels.quantize.gptq import gptq
 from quantwatch_kernels.quantize.mse import mse_qparams
@@ -20,6 +21,7 @@ from quantwatch_kernels.quantize.recipe import (
     Recipe,
     WeightSpec,
 )
+from quantwatch_kernels.quantize.selection import Layer
 
 UINT4, INT8 = INT_FORMATS["uint4"], INT_FORMATS["int8"]
 GPTQ = WeightSpec(UINT4, PerGroup(16), "integer", "mse", "gptq")
@@ -304,3 +306,16 @@ def test_broken_numbers_name_the_layer() -> None:
     model.model.layers[1].input_layernorm.weight.data[0] = torch.inf
     with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.q_proj: the activations"):
         quantize_(model, Recipe(GPTQ), calibration=token_ids())
+
+
+def test_values_that_are_not_finite_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a method that makes NaN of finite weights, written into the model as they are."""
+
+    def broken(layer: Layer, stats: object) -> tuple[QuantizedWeight, tuple[str, ...]]:
+        made = quantize_weight(layer.weight, layer.spec)
+        made.qparams.scales[0] = torch.nan
+        return made, ()
+
+    monkeypatch.setattr(calibrate, "quantize_layer", broken)
+    with pytest.raises(ValueError, match=r"q_proj: 32 of its quantized weights aren't finite"):
+        quantize_(llama(), Recipe(ROW8))

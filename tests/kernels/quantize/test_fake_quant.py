@@ -1,12 +1,13 @@
 """Fake quantization: the values of export bit for bit, gradients as a float64 twin has them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from quantwatch_kernels.formats import INT_FORMATS
 from quantwatch_kernels.quantize import affine
@@ -16,6 +17,7 @@ from quantwatch_kernels.quantize.fake_quant import (
     scaled_codes,
     stored_qparams,
 )
+from quantwatch_kernels.quantize.latent import Latent, Learn, Start
 from quantwatch_kernels.quantize.qparams import QParams, choose_qparams
 from quantwatch_kernels.quantize.recipe import (
     Granularity,
@@ -24,6 +26,7 @@ from quantwatch_kernels.quantize.recipe import (
     PerTensor,
     WeightSpec,
 )
+from quantwatch_kernels.quantize.selection import Layer
 from quantwatch_kernels.quantize.specs import Zero
 from quantwatch_kernels.testing import VIEWS
 
@@ -100,10 +103,12 @@ def test_forward_is_the_export_rule(dtype: torch.dtype, scales: torch.dtype) -> 
     weight[4] *= 1e-6 if dtype == torch.float32 else 1
     for spec in specs(scales):
         qparams = choose_qparams(weight, spec)
-        made = fake_quantize(weight, qparams.scales.float(), qparams.zeros, spec)
+        # Parameters that don't fit are float32, and learned as such.
+        stored = replace(spec, scale_dtype=qparams.scales.dtype)
+        made = fake_quantize(weight, qparams.scales.float(), qparams.zeros, stored)
         assert torch.equal(made, affine.fake_quantize(weight, spec)), spec
         codes = affine.quantize(weight, qparams, spec)
-        held = scaled_codes(codes, qparams.scales, qparams.zeros, spec)
+        held = scaled_codes(codes, qparams.scales, qparams.zeros, stored)
         assert torch.equal(held.to(dtype), made), spec
 
 
@@ -318,3 +323,33 @@ def test_scales_are_stored_as_they_are_trained() -> None:
     codes = affine.quantize(weight, stored, spec)
     exported = affine.dequantize(codes, stored, spec)
     assert torch.equal(fake_quantize(weight, scales, zeros, spec), exported)
+
+
+@pytest.mark.parametrize("learn", ["weights", "scales", "both"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_zeros_that_16_bits_do_not_hold_are_learned_as_float32(
+    dtype: torch.dtype, learn: Learn
+) -> None:
+    """Catches a start whose float32 zeros are rounded away by the first forward pass."""
+    spec = WeightSpec(INT_FORMATS["uint4"], PerGroup(8), "float", scale_dtype=dtype)
+    weight = 100 + 0.01 * matrix().clamp(-1, 1)
+    start = affine.quantize_weight(weight, spec)
+    assert start.qparams.scales.dtype == torch.float32
+    latent = Latent(Start(Layer("0", "0", nn.Linear(20, 6), spec), start, weight), learn)
+    made = latent.export()
+    assert made.spec == spec
+    assert made.qparams.scales.dtype == torch.float32
+    assert torch.equal(latent.values().detach(), made.values)
+    assert torch.equal(made.values, start.values)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_zero_that_drifts_out_of_16_bits(dtype: torch.dtype) -> None:
+    """Catches a learned zero that is stored an odd number of steps away."""
+    spec = WeightSpec(INT_FORMATS["uint4"], PerGroup(8), "float", scale_dtype=dtype)
+    scales, zeros = torch.full((1, 1), 0.125), torch.tensor([[20003.0]])
+    stored = stored_qparams(scales, zeros, spec)
+    assert stored.scales.dtype == torch.float32
+    assert stored.zeros is not None
+    assert torch.equal(stored.zeros, zeros)
+    assert stored_qparams(scales, torch.tensor([[7.3]]), spec).scales.dtype == dtype

@@ -129,6 +129,22 @@ def test_float16_scales_that_do_not_fit_stay_float32() -> None:
     assert mse_qparams(edge, spec).scales.dtype == torch.float16
 
 
+@pytest.mark.parametrize("limit", [6.2e-5, 6.5e4], ids=["small", "large"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_group_at_the_limit_leaves_the_others_alone(kind: str, limit: float) -> None:
+    """Catches one group, whose candidates float16 doesn't hold, that ends the search for all."""
+    spec, weight = spec_of(kind, PerGroup(16), torch.float16), heavy(64, 64, 5)
+    weight[0, :16] = 0
+    alone = mse_qparams(weight, spec).scales
+    plain = choose_qparams(weight, spec).scales
+    steps = spec.format.qmax
+    weight[0, 0] = limit * steps
+    found = mse_qparams(weight, spec).scales
+    assert found.dtype == torch.float16
+    assert torch.equal(found[1:], alone[1:])
+    assert (found[1:] != plain[1:]).float().mean() > 0.5
+
+
 def test_output_error_of_a_group() -> None:
     """Catches a block of the Hessian taken from other columns: against e H e one by one."""
     spec = replace(spec_of("integer zero", PerGroup(16)), method="awq")

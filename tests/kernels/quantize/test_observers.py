@@ -92,6 +92,17 @@ def test_a_partial_last_batch_weighs_what_it_holds() -> None:
     )
 
 
+@pytest.mark.parametrize("sizes", [(8, 512, 512, 512, 512, 512), (1, 2, 4, 8, 16, 32)], ids=str)
+def test_a_short_first_batch_does_not_make_it_forget(sizes: tuple[int, ...]) -> None:
+    """Catches 0.95^64 on the old value because the first prompt was short (bug log 37)."""
+    values = (1.0, 10.0, 10.0, 10.0, 10.0, 2.0)
+    batches = [torch.full((n,), v) for n, v in zip(sizes, values, strict=True)]
+    expected = values[0]
+    for value in values[1:]:  # each is as large as the largest before it, or larger
+        expected = 0.95 * expected + 0.05 * value
+    assert observed("moving_average", batches)[1] == pytest.approx(expected, rel=1e-12)
+
+
 def test_zero_is_included_afterwards() -> None:
     """Catches a range 3 … 4 whose zero point would be clamped (llm-awq#193)."""
     low, high = observed("moving_average", [torch.tensor([3.0, 4.0])])

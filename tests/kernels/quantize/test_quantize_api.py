@@ -14,11 +14,18 @@ from transformers import (
     Qwen2MoeConfig,
 )
 
-from quantwatch_kernels.formats import INT4, IntFormat
+from quantwatch_kernels.formats import INT4, INT_FORMATS, IntFormat
 from quantwatch_kernels.quantize.affine import fake_quantize
 from quantwatch_kernels.quantize.api import Execution, model_size, quantize_
 from quantwatch_kernels.quantize.packed_linear import PackedLinear
-from quantwatch_kernels.quantize.recipe import PerChannel, PerGroup, Recipe, WeightSpec
+from quantwatch_kernels.quantize.recipe import (
+    ActivationSpec,
+    PerChannel,
+    PerGroup,
+    PerTensor,
+    Recipe,
+    WeightSpec,
+)
 from quantwatch_kernels.registry import Fallback, fallbacks
 
 EXECUTIONS: tuple[Execution, ...] = ("dequantized", "aten", "reference")
@@ -153,6 +160,50 @@ def test_experts_are_converted_and_routers_reported(name: str) -> None:
     assert not [key for key in report.converted if "gate" in key.split(".")[-1].split("_")[-1:]]
 
 
+INNER_ROUTERS = {
+    "hunyuan": ["mlp.gate.wg"],
+    "jetmoe": ["mlp.router.layer", "self_attention.experts.router.layer"],
+}
+
+
+@pytest.mark.parametrize("family", INNER_ROUTERS)
+def test_a_matrix_inside_a_router_is_a_router(family: str, decoder: Callable[[str], Any]) -> None:
+    """Catches routers that are quantized because they lie one level down (bug log 42)."""
+    report = quantize_(decoder(family), Recipe.named("int8-channel"))
+    paths = [f"model.layers.{i}.{place}" for i in (0, 1) for place in INNER_ROUTERS[family]]
+    assert {path: dict(report.skipped).get(path) for path in paths} == dict.fromkeys(
+        paths, "excluded by 'router'"
+    )
+    assert not set(paths) & set(report.converted)
+
+
+HUGE = {
+    torch.float32: torch.finfo(torch.float32).max,
+    torch.float16: 65504.0,
+    torch.bfloat16: torch.finfo(torch.bfloat16).max,
+}
+
+
+@pytest.mark.parametrize("dtype", HUGE, ids=str)
+@pytest.mark.parametrize("recipe", ["int8-channel", "uint8-channel", "int4-g32", "uint4-g32"])
+@pytest.mark.parametrize("execution", ["dequantized", "reference"])
+def test_weights_at_the_end_of_the_range_stay_finite(
+    execution: Execution, recipe: str, dtype: torch.dtype
+) -> None:
+    """Catches the outermost grid point, beyond what the dtype holds, written as an infinity."""
+    linear = nn.Linear(32, 4, bias=False, dtype=dtype)
+    model = nn.Sequential(linear)
+    with torch.no_grad():
+        linear.weight[0, :2] = torch.tensor([HUGE[dtype], -HUGE[dtype]])
+    quantize_(model, Recipe.named(recipe), execution=execution)
+    layer = model[0]
+    found = layer.quantized().values if isinstance(layer, PackedLinear) else linear.weight
+    assert torch.isfinite(found).all()
+    assert found[0, 0].item() >= 0.87 * HUGE[dtype]
+    with torch.no_grad():
+        assert torch.isfinite(layer(torch.full((1, 32), 2.0**-9, dtype=dtype))).all()
+
+
 def test_scopes_name_and_exclude() -> None:
     """Catches globs matched against module paths only, and reports in another vocabulary."""
     scopes = {"model.layers.1.mlp.down_proj": "layers.1.mlp.down_proj"}
@@ -172,6 +223,8 @@ def test_fallbacks_are_named_and_counted() -> None:
     assert torch.isfinite(logits(model)).all()
 
 
+ZEROS = ("integer", "float")
+WHOLE = (PerTensor, PerChannel)
 SIZES = {"int8-channel": 8, "int4-g32": 4}
 
 
@@ -190,6 +243,33 @@ def test_size_counts_everything(name: str, execution: Execution) -> None:
     packed = quantized * SIZES[name] // 8 + 4 * scales
     assert report.size_bytes == packed + 4 * (num_weights - quantized) + buffers
     assert report.bits_per_weight == pytest.approx(8 * report.size_bytes / num_weights)
+
+
+PARTS = [
+    *((name, PerGroup(32), zero) for name in ("uint4", "uint3", "uint8") for zero in ZEROS),
+    *((name, each(), zero) for name in ("uint4", "uint5") for each in WHOLE for zero in ZEROS),
+    *((name, each, "none") for name in ("int8", "int6") for each in (PerTensor(), PerGroup(48))),
+]
+
+
+@pytest.mark.parametrize("execution", ["reference", "aten"])
+@pytest.mark.parametrize("scale", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("name", "granularity", "zero"), PARTS, ids=str)
+def test_size_is_what_the_model_holds(
+    name: str, granularity: Any, zero: Any, scale: torch.dtype, execution: Execution
+) -> None:
+    """Catches zeros packed across rows, or scales counted once, where a layer stores more."""
+    spec = WeightSpec(INT_FORMATS[name], granularity, zero, scale_dtype=scale)
+    model = llama(tie_word_embeddings=False)
+    shapes = [m.weight.shape for m in model.model.layers.modules() if isinstance(m, nn.Linear)]
+    other = model_size(model)[0] - 4 * sum(shape.numel() for shape in shapes)
+    activations = ActivationSpec(INT_FORMATS["uint8"], PerTensor(), static=True)
+    recipe = Recipe(spec, activations=activations)
+    report = quantize_(model, recipe, execution=execution, calibration=[torch.arange(40)[None]])
+    static = 14 * (4 + 1)
+    assert report.size_bytes == other + sum(spec.num_bytes(*shape) for shape in shapes) + static
+    if not report.fallbacks:  # those hold floats, and are counted as packed
+        assert report.size_bytes == model_size(model)[0]
 
 
 def test_model_size_counts_shared_memory_once() -> None:

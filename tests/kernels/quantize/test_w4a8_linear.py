@@ -89,6 +89,26 @@ def test_laws(rows: int, columns: int, group: int, seed: int) -> None:
     assert bool(((off <= steps / 2 * (1 + 1e-6)) | clipped).all())
 
 
+@pytest.mark.parametrize(("columns", "group"), [(84, 64), (20, 64), (65, 16), (64, 32)])
+def test_the_better_step_is_taken(columns: int, group: int) -> None:
+    """Catches a short last group judged on repetitions of its last column."""
+    weight = torch.randn(256, columns, generator=torch.Generator().manual_seed(1))
+    made = progressive_weight(weight, group)
+    values = grid(made)
+    scales = made.scales.double()
+    for start in range(0, columns, group):
+        part = weight[:, start : start + group].double()
+        # In float32 as there: a quotient that is a whole number is its own floor and ceiling.
+        wanted = part.float().abs().amax(1, keepdim=True) / 7 / made.scales
+        costs = []
+        for step in (wanted.floor(), wanted.ceil()):
+            size = step.clamp(1, LARGEST_STEP) * scales
+            codes = (part / size).round().clamp(-7, 7)
+            costs.append((part - codes * size).square().sum(1))
+        found = (part - values[:, start : start + group]).square().sum(1)
+        assert (found <= torch.minimum(*costs) * (1 + 1e-4) + 1e-12).all()
+
+
 def test_error_is_close_to_free_group_scales() -> None:
     """Catches steps that are rounded the wrong way: at most 15 % above plain int4 in groups."""
     weight = torch.randn(64, 512, generator=torch.Generator().manual_seed(1))

@@ -19,7 +19,7 @@ ACTIVATIONS = {
     "clipped": ActivationSpec(INT8, clip_ratio=0.9),
 }
 BACKENDS = ["aten", "dequantized", "reference"]
-SHAPES = {"576": (192, 576), "odd": (37, 91), "one": (1, 1), "tall": (5, 1536)}
+SHAPES = {"576": (192, 576), "odd": (37, 91), "one": (1, 1), "column": (5, 1), "tall": (5, 1536)}
 # The sums are exact; what is left is one rounding of the result and a few of float32.
 RMSE = {torch.float32: 5e-7, torch.bfloat16: 3.4e-3, torch.float16: 4.2e-4}
 
@@ -147,6 +147,34 @@ def test_nan_stays_in_its_row_and_channel(backend: str, kind: str) -> None:
     expected = torch.zeros(4, 5, dtype=torch.bool)
     expected[1], expected[:, 3] = True, True
     assert torch.equal(made(x).isnan(), expected)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 33])
+@pytest.mark.parametrize("copies", [0, 2**30], ids=["copied", "view"])
+def test_one_input(copies: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches strides (1, 1), which `_int_mm` misreads: it returns stray memory (bug log 16)."""
+    monkeypatch.setattr(w8a8_linear, "CACHED_WEIGHTS", copies)
+    weight = torch.linspace(-3, 3, 7)[:, None]
+    spec = Recipe.named("int8-channel").weights
+    x = torch.linspace(-2, 2, rows)[:, None]
+    made = W8A8Linear(quantize_weight(weight, spec), None, backend="aten")
+    # A channel and a token of one value are exact.
+    assert torch.allclose(made(x), x @ weight.T, rtol=1e-6)
+    assert not fallbacks()
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("symmetric", 132104), ("asymmetric", 66311)])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_sums_at_the_limit_of_int32(kind: str, limit: int, sign: float) -> None:
+    """Catches a limit that leaves out the zero term: 255 · 127 · K wraps (bug log 15)."""
+    spec = Recipe.named("int8-channel").weights
+    longest = quantize_weight(torch.ones(1, limit), spec)
+    made = W8A8Linear(longest, None, ACTIVATIONS[kind], "aten")
+    y = made(torch.full((2, limit), sign))
+    assert torch.allclose(y, torch.full((2, 1), sign * limit), rtol=1e-5)
+    longer = quantize_weight(torch.ones(1, limit + 1), spec)
+    with pytest.raises(ValueError, match=f"1 … {limit}, beyond which int32 overflows"):
+        W8A8Linear(longer, None, ACTIVATIONS[kind], "aten")
 
 
 def test_int_mm_is_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,3 +94,28 @@ def test_a_rotated_reference_is_refused(kit: Any) -> None:
     rotate_(rotated, RotationSpec())
     with pytest.raises(CaptureError, match="the reference can't have this recipe"):
         kit.capture(rotated, {"c": model}, kit.suite([20, 9]), ALL)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_headroom_is_that_of_the_rotated_stream(kit: Any, dtype: torch.dtype) -> None:
+    """Would catch the headroom of a stream that is nowhere in the model: an outlier spread out."""
+    model = kit.build("llama", tie_word_embeddings=False)
+    model.model.layers[0].mlp.down_proj.weight.data[5] *= 400
+    candidate = copy.deepcopy(model)
+    rotate_(candidate, RotationSpec())
+    model, candidate = model.to(dtype), candidate.to(dtype)
+    seen: list[torch.Tensor] = []
+    suite = kit.suite([20])
+    captured = kit.capture(model, {"c": candidate}, suite, ALL)
+    candidate.model.layers[0].register_forward_hook(
+        lambda _m, _i, out: seen.append(out[0] if isinstance(out, tuple) else out)
+    )
+    with torch.no_grad():
+        candidate(torch.tensor([suite.prompts[0].token_ids]), use_cache=False)
+    bits, _ = captured.sink.row("c", 0, "headroom_bits", "layers.0")
+    shown, _ = captured.sink.row("c", 0, "max_abs", "layers.0")
+    largest = seen[0][0].double().abs().amax(-1)
+    expected = torch.log2(torch.finfo(dtype).max / largest)
+    assert torch.as_tensor(bits).tolist() == pytest.approx(expected.tolist(), abs=0.02)
+    # Its largest value in the reference's basis is three times as large.
+    assert float(torch.as_tensor(shown).max()) > 3 * float(largest.max())

@@ -21,6 +21,7 @@ VARIANT: dict[str, Any] = {
         "embedding": {"weights": "int8", "granularity": "channel"},
         "activations": {"format": "int8"},
         "rotation": {"values": True},
+        "residual_dtype": [{"match": "layers.1", "dtype": "float16"}],
         "smooth": 0.5,
         "calibration": {"suite": {"name": "core-v1"}},
     },

@@ -465,3 +465,42 @@ def test_reading_the_configuration_imports_no_framework() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+GPTQ = 'weights = "int4", granularity = "channel", method = "gptq"'
+RECIPES_AT_FAULT = {
+    "unknown method": ('"bad.toml"', r"\.recipe: .*bad\.toml: method"),
+    "no file": ('"none.toml"', r"\.recipe: .*none\.toml does not exist or is not a file"),
+    "folder": ('"folder.toml"', r"\.recipe: .*folder\.toml does not exist or is not a file"),
+    "home of nobody": ('"~nobody-of-that-name/x.toml"', r"~nobody-of-that-name/x\.toml does not"),
+    "texts of a file's recipe": ('"texts.toml"', r"calibration\.suite\.files\[1\]: .*nowhere\.txt"),
+    "texts of a table": (
+        f'{{ {GPTQ}, calibration = {{ suite = {{ files = ["nowhere.txt"] }} }} }}',
+        r"\.recipe\.calibration\.suite\.files\[0\]: .*nowhere\.txt does not exist",
+    ),
+    "a folder of texts": (
+        f'{{ {GPTQ}, calibration = {{ suite = {{ files = ["folder.toml"] }} }} }}',
+        r"\.recipe\.calibration\.suite\.files\[0\]: .* is a folder",
+    ),
+    "a text twice": (
+        f'{{ {GPTQ}, calibration = {{ suite = {{ files = ["a.txt", "./a.txt"] }} }} }}',
+        r"\.recipe\.calibration\.suite\.files: \./a\.txt is listed twice",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES_AT_FAULT)
+def test_a_recipe_is_looked_at_before_models_are_loaded(tmp_path: Path, name: str) -> None:
+    """Catches a mistake in a recipe that shows only once the reference is loaded."""
+    recipe, words = RECIPES_AT_FAULT[name]
+    (tmp_path / "m").mkdir()
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "folder.toml").mkdir()
+    head = 'weights = "int4"\ngranularity = "channel"\nmethod = "gptq"\n'
+    (tmp_path / "bad.toml").write_text(head.replace("gptq", "gptqq"))
+    suite = '[calibration]\nsuite = { files = ["a.txt", "nowhere.txt"] }\n'
+    (tmp_path / "texts.toml").write_text(head + suite)
+    text = HEAD.format(check="", candidate=f'model = "./m"\nrecipe = {recipe}')
+    config = load_config(written(tmp_path, text))
+    with pytest.raises(ConfigError, match=words):
+        validate_files(config, tmp_path)

@@ -52,7 +52,7 @@ layers = [
 ]
 activations = { format = "uint8", granularity = "token" }
 rotation = { values = true }
-residual_dtype = { "layers.1" = "bfloat16" }
+residual_dtype = [{ match = "layers.1", dtype = "bfloat16" }]
 calibration = { suite = "core-v1", skip = 8, limit = 16 }
 """
 
@@ -92,6 +92,11 @@ FILES = {
     "static per token": (
         'weights = "int8"\ngranularity = "channel"\nactivations = { format = "int8", static = true }',
         "static = true needs granularity",
+    ),
+    "static and clipped": (
+        'weights = "int8"\ngranularity = "channel"\nactivations = { format = "int8", '
+        'granularity = "tensor", static = true, clip_ratio = 0.9 }',
+        "clip_ratio belongs to dynamic ranges",
     ),
     "details of a layer that is kept": (
         'weights = "int8"\ngranularity = "channel"\nlayers = [{ match = "x", clip = "mse" }]',

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from quantwatch.config import roots
+from quantwatch.config import recipes, roots
 from quantwatch.config.load import parse
 from quantwatch.config.schema import Config
 from quantwatch.errors import ConfigError
@@ -103,3 +103,42 @@ def test_variants_with_code_of_their_own_are_named() -> None:
     )
     check = parse(Config, data, "test").checks["nightly"]
     assert roots.runs_own_code(check) == ("fused",)
+
+
+TEXTS = 'calibration = { suite = { files = ["FILE"] }, limit = 4 }'
+RECIPE = f'weights = "int4"\ngranularity = "channel"\nmethod = "gptq"\n{TEXTS}\n'
+
+
+@pytest.mark.parametrize("last", range(1, 7))
+def test_what_was_looked_at_is_what_is_used(
+    last: int, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a recipe file that is written anew between two readings, after whichever of them."""
+    data = config("./model").model_dump(mode="json")
+    check = data["checks"]["nightly"]
+    check["reference"]["recipe"] = "r.toml"
+    check["candidates"] = [check["candidates"][0] | {"name": n, "recipe": "r.toml"} for n in "ab"]
+    check = parse(Config, data, "test").checks["nightly"]
+    (base / "r.toml").write_text(RECIPE.replace("FILE", "prompts.txt"))
+    load, readings = recipes.load_recipe, []
+
+    def changing(path: Path) -> recipes.RecipeConfig:
+        readings.append(load(path))
+        if len(readings) == last:
+            path.write_text(RECIPE.replace("FILE", "../secret/prompts.txt"))
+        return readings[-1]
+
+    for module in (roots, recipes):
+        monkeypatch.setattr(module, "load_recipe", changing)
+    # Three times it is only looked at, for each variant; the fourth reading is the one that counts.
+    if last < 4:
+        with pytest.raises(ConfigError, match=r"secret/prompts\.txt lies outside"):
+            roots.read_inside(check, base, [base], ("checks", "nightly"), "test")
+        return
+    whole = roots.read_inside(check, base, [base], ("checks", "nightly"), "test")
+    assert len(readings) == 4
+    recipe = whole.reference.recipe
+    assert isinstance(recipe, recipes.RecipeConfig)
+    assert recipe.calibration is not None
+    assert recipe.calibration.suite.files == ("prompts.txt",)
+    assert all(candidate.recipe is recipe for candidate in whole.candidates)

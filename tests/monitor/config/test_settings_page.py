@@ -13,6 +13,7 @@ from quantwatch.config.recipe_parts import (
     ActivationsConfig,
     CalibrationConfig,
     LayerConfig,
+    ResidualConfig,
     RotationConfig,
     WeightsConfig,
 )
@@ -53,6 +54,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "recipe": RecipeConfig,
     "recipe.embedding": WeightsConfig,
     "recipe.layers": LayerConfig,
+    "recipe.residual_dtype": ResidualConfig,
     "recipe.activations": ActivationsConfig,
     "recipe.rotation": RotationConfig,
     "recipe.calibration": CalibrationConfig,

@@ -19,7 +19,12 @@ from transformers import (
 )
 
 from quantwatch.cli import main
-from quantwatch.config.recipe_parts import CalibrationConfig, LayerConfig, WeightsConfig
+from quantwatch.config.recipe_parts import (
+    CalibrationConfig,
+    LayerConfig,
+    ResidualConfig,
+    WeightsConfig,
+)
 from quantwatch.config.recipes import RecipeConfig, load_recipe
 from quantwatch.config.suites import SuiteConfig
 from quantwatch.errors import PromptError, UserError
@@ -36,6 +41,7 @@ from quantwatch.kernel_lab.measure import Yardstick
 from quantwatch.kernel_lab.recipe_files import recipe_toml, write_recipe
 from quantwatch.kernel_lab.texts import Text
 from quantwatch.models.recipes import kernel_recipe
+from quantwatch.prompts.loading import load_suite
 from quantwatch_kernels.quantize.allocation import (
     Allocation,
     allocate,
@@ -248,7 +254,10 @@ def test_files_round_trip(tmp_path: Path) -> None:
             LayerConfig(match="layers.[1]", weights="int8", granularity="channel", clip="mse"),
         ),
         embedding=WeightsConfig(weights="int8", granularity="channel"),
-        residual_dtype={"layers.*": "bfloat16"},
+        residual_dtype=(
+            ResidualConfig(match="layers.1", dtype="float16"),
+            ResidualConfig(match="*", dtype="bfloat16"),
+        ),
         calibration=CalibrationConfig(
             suite=SuiteConfig(files=("/a b/ü.txt",), window=512), skip=8, limit=16
         ),
@@ -292,6 +301,41 @@ def test_calibration_is_never_what_is_measured(file: Path, tmp_path: Path) -> No
     rest = choose_calibration(tokenizer, "core-v1", None, windows=1, skip=2)
     assert len(rest.inputs) == len(core.inputs) * 3 // 4
     assert core.section.suite.name == rest.section.suite.name == "core-v1"
+
+
+@pytest.mark.parametrize("spelling", ["{name}", "d/../{name}", "link.txt", "~/{name}", "{file}"])
+def test_the_measured_file_by_any_name(
+    spelling: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a comparison of spellings: the windows that are measured would be calibrated on."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "d").mkdir()
+    (tmp_path / "link.txt").symlink_to(file)
+    source = spelling.format(name=file.name, file=file)
+    for measured in (file, Path(file.name), Path("d/..") / file.name, Path("link.txt")):
+        found = choose_calibration(byte_tokenizer(), source, measured, windows=3, skip=2)
+        plain = choose_calibration(byte_tokenizer(), str(file), file, windows=3, skip=2)
+        assert found.section.skip == 2
+        assert all(map(torch.equal, found.inputs, plain.inputs))
+        assert found.note.endswith("after its first 2")
+        again = load_suite(
+            found.section.suite, byte_tokenizer(), base_dir=Path("/"), max_positions=None
+        )
+        assert len(again.prompts) == 6
+
+
+def test_a_copy_of_the_measured_file(file: Path, tmp_path: Path) -> None:
+    """Catches measured windows that come from a file of another name, in whichever order."""
+    text = file.read_text()
+    (tmp_path / "copy.txt").write_text(text)
+    (tmp_path / "moved.txt").write_text(text[1024:1536] + text[:1024])
+    (tmp_path / "rest.txt").write_text(text[1024:])
+    for name, words in {"copy.txt": "2 of 3 windows", "moved.txt": "2 of 3 windows"}.items():
+        with pytest.raises(PromptError, match=words):
+            choose_calibration(byte_tokenizer(), str(tmp_path / name), file, windows=3, skip=2)
+    rest = choose_calibration(byte_tokenizer(), str(tmp_path / "rest.txt"), file, windows=3, skip=2)
+    assert (rest.section.skip, len(rest.inputs)) == (0, 3)
 
 
 def test_some_of() -> None:

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from quantwatch.cli import main
 from quantwatch.kernel_lab import conformance
@@ -147,3 +153,74 @@ def test_off_grid_writes_a_checkpoint(
     name = "model.layers.1.mlp.down_proj.weight"
     assert not torch.equal(again.get_parameter(name), original.get_parameter(name))
     assert Outcome(capfd, "kernels", "off-grid", "m", "--out", "off").code == 2
+
+
+class Saved:
+    """A part of a model that can be saved."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    def save_pretrained(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / "half").write_text("half")
+        if self.error is not None:
+            raise self.error
+
+
+UNSAVED: dict[str, tuple[Any, Any, str]] = {
+    "no tokenizer": (Saved(), None, "m: it has no tokenizer, which a checkpoint needs"),
+    "another tokenizer": (Saved(), object(), "its tokenizer, a object, can't be saved"),
+    "another module": (torch.nn.Linear(1, 1), Saved(), "its model, a Linear, can't be saved"),
+    "full disk": (Saved(), Saved(OSError(28, "No space left")), "out can't be written: [Errno 28]"),
+}
+
+
+@pytest.mark.parametrize("name", UNSAVED)
+def test_off_grid_writes_all_or_nothing(
+    url: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Catches half a checkpoint that the second try says exists already."""
+    from quantwatch.kernel_lab import references
+
+    class Loaded:
+        module, tokenizer, words = UNSAVED[name]
+
+    monkeypatch.setattr(references, "load_reference", lambda *_a, **_k: Loaded)
+    monkeypatch.setattr(references, "take_off_grid_", lambda *_a: 2)
+    before = sorted(Path().iterdir())
+    for _ in range(2):
+        done = Outcome(capfd, "kernels", "off-grid", "m", "--out", "out")
+        assert (done.code, Loaded.words in done.err) == (2, True), done.err
+        assert sorted(Path().iterdir()) == before
+
+
+@pytest.mark.parametrize("device", ["banana", "cuda:99", ""])
+def test_a_device_that_is_not_there(
+    url: str, capfd: pytest.CaptureFixture[str], device: str
+) -> None:
+    """Catches an internal error (exit 3) for a device that this machine lacks."""
+    done = Outcome(
+        capfd, "--database", url, "kernels", "test", "--op", ISOLATED.name, "--device", device
+    )
+    assert done.code == 2, done.err
+    assert f"device {device!r} does not exist; this machine has cpu" in done.err
+    assert not Path("q.db").exists()
+
+
+@pytest.mark.parametrize("name", sorted(registry.TABLES))
+def test_a_table_of_a_model_that_can_not_be_rescaled(
+    url: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Catches an internal error (exit 3) for a model that a table can't be made of."""
+    from quantwatch.kernel_lab import references
+
+    config = GPT2Config(vocab_size=96, n_positions=64, n_embd=32, n_layer=1, n_head=4)
+
+    class Loaded:
+        module, tokenizer = GPT2LMHeadModel(config), None
+
+    monkeypatch.setattr(references, "load_variant", lambda *_a, **_k: Loaded)
+    done = Outcome(capfd, "kernels", "table", name, "--model", "m", "--quick")
+    assert done.code == 2, done.err
+    assert "m: GPT2LMHeadModel has no decoder layer" in done.err

@@ -11,13 +11,17 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import quantwatch
+from quantwatch.config.recipe_parts import CalibrationConfig
 from quantwatch.config.recipes import load_recipe
-from quantwatch.errors import UserError
+from quantwatch.errors import PromptError, UserError
+from quantwatch.kernel_lab.calibrating import of_section
 from quantwatch.kernel_lab.measure import Figures
 from quantwatch.kernel_lab.tables import ladder
 from quantwatch.kernel_lab.tables.model import TableRequest, to_markdown
+from quantwatch.kernel_lab.texts import measured_text
 from quantwatch.models.anatomy import resolve
 from quantwatch.models.recipes import kernel_recipe
+from quantwatch.pipeline.calibration import calibration_reader
 from quantwatch_kernels.quantize.api import model_size, quantize_
 from quantwatch_kernels.quantize.recipe import Recipe
 from quantwatch_kernels.quantize.selection import scope_names, select
@@ -178,8 +182,14 @@ def tiny_request(folder: Path) -> TableRequest:
 
 
 @pytest.mark.slow
-def test_the_table(tmp_path: Path) -> None:
+def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches rows in another order than the files', and bars of another model's protocol."""
+    # The shipped recipes name layers that a tiny model lacks.
+    (tmp_path / "ladder").mkdir()
+    for name, weights in (("4", "int4"), ("6.17", "int6"), ("8.5", "int8")):
+        text = RUNG.replace("int4", weights)
+        (tmp_path / "ladder" / f"bpw-{name}.toml").write_text(text)
+    monkeypatch.setattr(ladder, "recipes_folder", lambda: tmp_path)
     table = ladder.build(tiny_request(tmp_path))
     cells = [dict(zip([c.name for c in table.columns], row, strict=True)) for row in table.rows]
     assert [cell["budget"] for cell in cells] == [8.5, 4.0]
@@ -188,3 +198,90 @@ def test_the_table(tmp_path: Path) -> None:
     assert all(math.isfinite(kl) for kl in kls)
     assert {(cell["peer"], cell["reach"], cell["reached"]) for cell in cells} == {(None,) * 3}
     assert "something else, so they aren't shown" in to_markdown(table)
+
+
+def ids_of(texts: Any) -> list[list[int]]:
+    return [text.flatten().tolist() for text in texts]
+
+
+SECTIONS: dict[str, dict[str, Any]] = {
+    "all of core-v1": {"suite": {"name": "core-v1"}, "limit": 1000},
+    "some of it": {"suite": {"name": "core-v1"}, "skip": 3, "limit": 20},
+    "a suite with a limit": {"suite": {"name": "core-v1", "limit": 9}, "skip": 2},
+    "a file": {"suite": {"files": ["text.txt"], "window": 512}, "skip": 1, "limit": 4},
+}
+
+
+@pytest.mark.parametrize("with_text", [False, True], ids=["core-v1", "text"])
+@pytest.mark.parametrize("name", SECTIONS)
+def test_a_section_is_read_as_a_check_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, with_text: bool
+) -> None:
+    """Catches a figure that the recipe file doesn't give in a check, or a leak of what is measured."""
+    request = tiny_request(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(request.model)
+    measured = measured_text(tokenizer, request.text if with_text else None, windows=2)
+    section = CalibrationConfig.model_validate(SECTIONS[name])
+    model: Any = torch.nn.Linear(1, 1)
+    check = ids_of(calibration_reader(tmp_path)(section, model, tokenizer).ids)
+    found = of_section(section, tokenizer, measured)
+    taken = ids_of(measured.windows)
+    assert ids_of(found.inputs) == [ids for ids in check if ids not in taken]
+    fewer = len(found.inputs) < len(check)
+    assert fewer == ("are measured" in found.note) == (with_text == (name == "a file"))
+
+
+def test_a_section_of_which_nothing_is_left(tmp_path: Path) -> None:
+    """Catches a recipe calibrated on nothing, and a choice that is passed over."""
+    request = tiny_request(tmp_path)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(request.model)
+    measured = measured_text(tokenizer, request.text, windows=2)
+    suite = {"files": [str(request.text)], "window": 512}
+    section = CalibrationConfig.model_validate({"suite": suite, "limit": 2})
+    with pytest.raises(PromptError, match=r"all 2 prompts of text\.txt are measured"):
+        of_section(section, tokenizer, measured)
+    drawn = CalibrationConfig.model_validate({"suite": suite, "limit": 2, "selection": "random"})
+    with pytest.raises(PromptError, match="selection = 'random' is done by checks"):
+        of_section(drawn, tokenizer, measured)
+
+
+RUNG = """
+weights = "int4"
+granularity = "channel"
+method = "gptq"
+[calibration]
+suite = { name = "core-v1" }
+skip = 5
+limit = 6
+"""
+
+
+@pytest.mark.parametrize("quick", [False, True], ids=["whole", "quick"])
+@pytest.mark.parametrize("with_text", [False, True], ids=["core-v1", "text"])
+def test_rows_are_calibrated_as_their_files_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_text: bool, quick: bool
+) -> None:
+    """Catches a table that ignores the file's own section."""
+    request = dataclasses.replace(tiny_request(tmp_path), quick=quick)
+    request = request if with_text else dataclasses.replace(request, text=None)
+    (tmp_path / "ladder").mkdir()
+    (tmp_path / "ladder" / "bpw-8.5.toml").write_text(RUNG)
+    (tmp_path / "ladder" / "bpw-4.toml").write_text(RUNG.replace("limit = 6", "limit = 2"))
+    monkeypatch.setattr(ladder, "recipes_folder", lambda: tmp_path)
+    seen: list[int] = []
+
+    def measure(_measured: Any, _recipe: Any, texts: Any) -> Figures:
+        seen.append(len(texts))
+        zeros = {field.name: 1 for field in dataclasses.fields(Figures)}
+        return Figures(**zeros)
+
+    monkeypatch.setattr(ladder, "_measure", measure)
+    table = ladder.build(request)
+    names = [row[1] for row in table.rows]
+    # Of prompts 5 … 10 number 8 is measured where core-v1 is.
+    own = ["core-v1: 6 prompts", "core-v1: 2 prompts"]
+    less = ["core-v1: 5 prompts of 6, the others are measured", "core-v1: 2 prompts"]
+    later = ["later windows"] * 2
+    assert names == ((later if quick else later + own) if with_text else less)
+    assert seen == (([16, 16] if quick else [16, 16, 6, 2]) if with_text else [5, 2])

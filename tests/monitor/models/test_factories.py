@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from quantwatch.config.variants import VariantConfig
 from quantwatch.errors import ModelError
 
 FACTORY = """
@@ -45,6 +46,14 @@ def test_factory_decides_its_dtype(factory_name: str, load: Any) -> None:
     assert (own.dtype, own.tokenizer, own.num_tokens) == (torch.bfloat16, None, 300)
     assert cast.dtype == torch.float32
     assert own.variant.fingerprint.weights_sha == cast.variant.fingerprint.weights_sha
+
+
+def test_a_stored_variant_still_lets_its_factory_decide() -> None:
+    """Catches a default that a queue's dump turns into a wish: every queued factory in float32."""
+    written = VariantConfig(factory="module:build", allow_code=True)
+    stored = VariantConfig.model_validate_json(written.model_dump_json())
+    assert stored.dtype is None
+    assert stored.loading_dtype == "float32"
 
 
 @pytest.mark.parametrize(

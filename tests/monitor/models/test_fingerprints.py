@@ -12,8 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quantwatch.config.recipes import RecipeConfig
 from quantwatch.domain import Fingerprint
-from quantwatch.models.fingerprints import file_sha, files_sha, module_sha, tensor_sha
+from quantwatch.models.fingerprints import (
+    file_sha,
+    files_sha,
+    module_sha,
+    recipe_sha,
+    tensor_sha,
+)
 from quantwatch.models.loading import from_module
 
 
@@ -86,6 +93,36 @@ def test_recipe_by_name_and_by_table_are_the_same(make_folder: Any, load: Any) -
     table = {"weights": "int4", "granularity": "group", "group_size": 32}
     named, written = load(folder, recipe="int4-g32"), load(folder, recipe=table)
     assert named.variant.fingerprint == written.variant.fingerprint
+
+
+CALIBRATED = RecipeConfig.model_validate(
+    {
+        "weights": "int4",
+        "granularity": "channel",
+        "method": "gptq",
+        "calibration": {"suite": {"files": ["a.txt"], "window": 64}, "limit": 8},
+    }
+)
+SOURCES: dict[str, dict[str, Any]] = {
+    "path": {"suite": {"files": ["/elsewhere/b.txt"], "window": 64}},
+    "limit": {"limit": 9},
+    "skip": {"skip": 1},
+    "selection": {"selection": "random", "limit": 8},
+    "seed": {"selection": "random", "seed": 5},
+    "suite": {"suite": "core-v1"},
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_where_texts_came_from_is_no_part_of_a_recipe(name: str) -> None:
+    """Catches a baseline that starts anew since the same texts lie in another folder."""
+    said = CALIBRATED.model_dump(mode="json")
+    said["calibration"] |= SOURCES[name]
+    other = RecipeConfig.model_validate(said)
+    assert recipe_sha(other, "ids") == recipe_sha(CALIBRATED, "ids")
+    assert recipe_sha(other, "other ids") != recipe_sha(CALIBRATED, "ids")
+    changed = other.model_copy(update={"clip": "mse"})
+    assert recipe_sha(changed, "ids") != recipe_sha(CALIBRATED, "ids")
 
 
 def test_same_weights_elsewhere_have_the_same_digest(

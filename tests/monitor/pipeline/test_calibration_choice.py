@@ -59,6 +59,40 @@ def test_first_is_what_it_was(tmp_path: Path, model: Any) -> None:
         read(tmp_path, model, skip=12)
 
 
+def test_fewer_than_asked_for_is_said(tmp_path: Path, model: Any) -> None:
+    """Catches 11 texts that pass as 64, and a note where nothing is missing."""
+    assert read(tmp_path, model, limit=12).notes == ()
+    assert read(tmp_path, model, skip=4, limit=8).notes == ()
+    assert read(tmp_path, model, limit=13).notes == (
+        "calibration: 12 of 13 prompts: there are no more",
+    )
+    assert read(tmp_path, model, skip=1).notes == (
+        "calibration: 11 of 64 prompts: there are no more",
+    )
+    ended = {"files": ["ids.jsonl"], "limit": 6}
+    assert read(tmp_path, model, suite=ended, skip=2, limit=5).notes == (
+        "calibration: 4 of 5 prompts: there are no more",
+    )
+
+
+# Hierarchical wants room for 20 generated tokens, and says so itself.
+@pytest.mark.parametrize("selection", sorted({"first", *SELECTIONS} - {"hierarchical"}))
+def test_texts_beyond_the_context_are_refused(tmp_path: Path, model: Any, selection: Any) -> None:
+    """Catches scales found at positions that the model was not made for; skipped prompts count not.
+
+    The lengths are 5, 6, 7, 8, 5, …
+    """
+    model.config.max_position_embeddings = 7
+    words = r"prompt 3 \(and 2 more\), has 8 tokens, the model's context is 7"
+    with pytest.raises(PromptError, match=words):
+        read(tmp_path, model, limit=12, selection=selection)
+    suite = {"files": ["ids.jsonl"], "limit": 7}
+    found = read(tmp_path, model, suite=suite, skip=4, limit=3, selection=selection)
+    assert sorted(rows(found)) == sorted(IDS[4:7])
+    model.config.max_position_embeddings = 8
+    assert len(rows(read(tmp_path, model, limit=12, selection=selection))) == 12
+
+
 @pytest.mark.parametrize("name", SELECTIONS)
 def test_every_selection_reaches_the_kernel(tmp_path: Path, model: Any, name: Any) -> None:
     """Catches skip, seed, categories or the pool's end lost on the way."""

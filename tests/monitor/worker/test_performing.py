@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, text
 
+from quantwatch.config.recipes import RecipeConfig, recipe_config
 from quantwatch.config.schema import CheckConfig
 from quantwatch.domain import RunEvent, RunResult, RunStatus, Suite
 from quantwatch.errors import (
@@ -214,6 +215,64 @@ def test_roots_of_the_service_hold(
     queue(config=config, base_dir=str(tmp_path))
     perform(db, take(), around(tmp_path, roots=(tmp_path / "allowed",)), measuring)
     assert measuring.requests == []
+
+
+RECIPE = """
+weights = "int4"
+granularity = "channel"
+method = "gptq"
+calibration = { suite = { files = ["prompts.txt"] }, limit = 4 }
+"""
+
+
+@pytest.fixture
+def filed(config: Any, tmp_path: Path) -> dict[str, Any]:
+    """The check with a recipe file in three places, under two names."""
+    (tmp_path / "r.toml").write_text(RECIPE)
+    files = {"same": "r.toml", "again": "./r.toml", "third": "r.toml"}
+    plain = config["candidates"][0]
+    candidates = [plain | {"name": name, "recipe": file} for name, file in files.items()]
+    return {**config, "candidates": candidates}
+
+
+def test_a_recipe_file_is_read_once(
+    db: Database, queue: Queue, take: Take, *, measuring: Measuring, filed: Any, tmp_path: Path
+) -> None:
+    """Catches a file that is looked at, changed, and then read again by who loads the model."""
+    queue(config=filed, base_dir=str(tmp_path))
+    perform(db, take(), around(tmp_path), measuring)
+    (request,) = measuring.requests
+    (tmp_path / "r.toml").write_text(RECIPE.replace("prompts.txt", "../secret.txt"))
+    for candidate in request.check.candidates:
+        assert isinstance(candidate.recipe, RecipeConfig)
+        assert candidate.recipe == recipe_config(candidate.recipe, tmp_path)
+        assert candidate.recipe.calibration is not None
+        assert candidate.recipe.calibration.suite.files == ("prompts.txt",)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param(RECIPE.replace("prompts.txt", "../x.txt"), "lies outside of", id="outside"),
+        pytest.param('weights = "int9"', "int9", id="not valid"),
+        pytest.param("weights", "not valid TOML", id="no TOML"),
+        pytest.param(None, "cannot be read", id="missing"),
+    ],
+)
+def test_a_recipe_file_that_must_not_be_used(
+    db: Database, queue: Queue, take: Take, *,
+    measuring: Measuring, filed: Any, tmp_path: Path, text: str | None, words: str,
+) -> None:  # fmt: skip
+    """Catches a file that names no texts when it is checked, since it can't be read just then."""
+    (tmp_path / "r.toml").unlink()
+    if text is not None:
+        (tmp_path / "r.toml").write_text(text)
+    queue(config=filed, base_dir=str(tmp_path))
+    told: list[Trouble] = []
+    perform(db, take(), around(tmp_path, tell=lambda _, t: told.append(t)), measuring)
+    assert measuring.requests == []
+    assert told[0].reason_code == "config_invalid"
+    assert words in str(told[0].reason_text)
 
 
 def test_secrets_stay_out_of_the_reason(

@@ -1,7 +1,8 @@
 """int8 × int8 in exact int32, scaled on the way out: the product of a W8A8 layer.
 
 y = (Σₖ a·w − zero · Σₖ w) · s_channel · s_row + bias. Scales touch the sum, never the terms: int32
-can't overflow below K = 132104, where a float16 accumulator would long have (bug log 14).
+can't overflow up to K = 132104 (66311 with zero points: a code less its zero reaches 255), where a
+float16 accumulator would long have (bug log 14).
 """
 
 from typing import NamedTuple

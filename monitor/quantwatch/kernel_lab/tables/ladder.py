@@ -2,35 +2,34 @@
 
 One recipe file per row (`recipes/ladder/bpw-BITS.toml`; the name says how many bits it may take).
 Everything is counted in bits per weight: codes, scales, zero points, norms in float32, the tied
-embedding once. With a text the recipes are calibrated twice, on later windows of it and on core-v1;
-llama.cpp's types used no calibration. Without one it is the prompts of core-v1 that aren't
-measured.
+embedding once. A recipe is calibrated as its file says, as in a check that names it, except on what
+is measured; with a text on later windows of it, too. llama.cpp's types used no calibration.
 
 llama.cpp's figures and the bars belong to one protocol: SmolLM2-135M-Instruct off its 4-bit grid on
 8 windows of WikiText-2's test text. They are shown only where the reference's perplexity is the one
 they were measured at, so that no figure is held against another text's.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 import quantwatch
+from quantwatch.config.recipe_parts import CalibrationConfig
 from quantwatch.config.recipes import load_recipe
 from quantwatch.errors import UserError
-from quantwatch.kernel_lab.calibrating import CORE, choose_calibration, some_of
+from quantwatch.kernel_lab.calibrating import of_section
 from quantwatch.kernel_lab.measure import Figures, Yardstick
 from quantwatch.kernel_lab.references import load_reference, yardstick
 from quantwatch.kernel_lab.tables.model import Cell, Column, Table, TableRequest
-from quantwatch.kernel_lab.texts import calibration_text
+from quantwatch.kernel_lab.texts import Text, calibration_text
 from quantwatch.models.recipes import kernel_recipe
 from quantwatch_kernels.quantize.recipe import Recipe
 
-TOKENS = 8192
-"""About how many tokens a recipe is calibrated on."""
-_WINDOWS = TOKENS // 512
+_WINDOWS = 16
+"""Later windows of a text that a recipe is calibrated on: 8,192 tokens."""
 _PEERS_PPL, _PEERS_WITHIN = 24.498, 0.005
 _COLUMNS = (
     Column("recipe", "recipe"),
@@ -62,11 +61,11 @@ BARS: dict[float, Bar] = {
     8.1: Bar(0.0015, "Q6_K", 0.01052),
     6.56: Bar(0.012, "Q5_K_M", 0.0477),
     6.17: Bar(0.020, "Q4_K_M", 0.0748),
-    5.35: Bar(0.060, "Q4_0", 0.3463),
+    5.35: Bar(0.060, "IQ4_XS", 0.2215),
     4.85: Bar(0.120),
     4.0: Bar(0.25),
 }
-"""By budget; between Q4_0 (5.35) and 4.0 bits llama.cpp has nothing for this model."""
+"""By budget; llama.cpp's smallest for this model, Q2_K, takes 5.14."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,8 @@ class Rung:
     name: str
     budget: float
     recipe: Recipe
+    calibration: CalibrationConfig | None = None
+    """The file's own section."""
 
 
 def recipes_folder() -> Path:
@@ -95,9 +96,10 @@ def rungs(folder: Path) -> list[Rung]:
 
     Raises UserError for another name and where there are none, ConfigError for a bad file.
     """
+    read = {path: load_recipe(path) for path in folder.glob("*.toml")}
     found = [
-        Rung(path.stem, _budget(path), kernel_recipe(load_recipe(path)))
-        for path in folder.glob("*.toml")
+        Rung(path.stem, _budget(path), kernel_recipe(recipe), recipe.calibration)
+        for path, recipe in read.items()
     ]
     if not found:
         raise UserError(f"{folder} holds no recipe")
@@ -121,9 +123,9 @@ def build(request: TableRequest) -> Table:
     measured = yardstick(loaded, request.text, windows=request.windows)
     rows: list[tuple[Cell, ...]] = []
     comparable = False
-    used = list(_calibrations(loaded.tokenizer, request))
-    for name, texts in used[:1] if request.quick else used:
+    for own in [True] if request.text is None else [False] if request.quick else [False, True]:
         for rung in (ladder[0], ladder[-1]) if request.quick else ladder:
+            name, texts = _texts(rung, own, loaded.tokenizer, measured.text, request)
             request.tell(f"{rung.name}, calibrated on {name}")
             figures = _measure(measured, rung.recipe, texts)
             comparable = request.model == "smollm2-135m" and _is_peers(figures)
@@ -132,15 +134,17 @@ def build(request: TableRequest) -> Table:
     return Table("Ladder of recipes", _COLUMNS, tuple(rows), _notes(request, measured, comparable))
 
 
-def _calibrations(tokenizer: object, request: TableRequest) -> Iterator[tuple[str, list[Tensor]]]:
-    """Yield names and texts: never what is measured."""
+def _texts(
+    rung: Rung, own: bool, tokenizer: object, measured: Text, request: TableRequest
+) -> tuple[str, list[Tensor]]:
+    """Return what a recipe is calibrated on, by its own section or not: never what is measured."""
+    if rung.calibration is None:
+        return "nothing", []
+    if own:
+        found = of_section(rung.calibration, tokenizer, measured)
+        return found.note, found.inputs
     skip = request.windows or 8
-    if request.text is None:
-        yield "the other prompts", some_of(calibration_text(tokenizer), TOKENS)
-        return
-    yield "later windows", calibration_text(tokenizer, request.text, skip=skip, windows=_WINDOWS)
-    core = choose_calibration(tokenizer, CORE, request.text, windows=_WINDOWS, skip=skip)
-    yield CORE, some_of(core.inputs, TOKENS)
+    return "later windows", calibration_text(tokenizer, request.text, skip=skip, windows=_WINDOWS)
 
 
 def _measure(measured: Yardstick, recipe: Recipe, texts: Sequence[Tensor]) -> Figures:
@@ -166,12 +170,16 @@ def _notes(request: TableRequest, measured: Yardstick, comparable: bool) -> tupl
     notes = [
         f"{request.model} off its grid (seed {request.seed}), {measured.text.name}, "
         f"{measured.text.num_scored} scored tokens, execution dequantized, float32 activations",
-        f"calibrated on about {TOKENS} tokens that aren't measured",
+        f"calibrated as the recipe file says, without what is measured; later windows: {_WINDOWS}",
         "reached: at most so many bits, everything counted, and a mean KL of at most the bar",
     ]
     if not comparable:
         notes.append(
             "llama.cpp's figures and the bars belong to smollm2-135m on 8 windows of WikiText-2 "
             f"(reference PPL {_PEERS_PPL}); this is something else, so they aren't shown"
+        )
+    else:
+        notes.append(
+            "llama.cpp's kernels round activations to 8 bits as well: Q8_0's weights alone 0.00137"
         )
     return tuple(notes)
