@@ -94,8 +94,10 @@ class EndpointConfig(Strict):
     @model_validator(mode="after")
     def _template(self) -> "EndpointConfig":
         if self.format != "template":
-            given = self.model_fields_set.intersection(TEMPLATE_SETTINGS)
-            for key in sorted(given):
+            # By value: a configuration that was stored or handed to a process names every key.
+            fields = type(self).model_fields
+            plain = {k: fields[k].get_default(call_default_factory=True) for k in TEMPLATE_SETTINGS}
+            for key in sorted(key for key, value in plain.items() if getattr(self, key) != value):
                 raise ValueError(f'{key} is only for format = "template", not {self.format}')
         elif (self.body is None) == (self.body_file is None):
             raise ValueError('format = "template" needs exactly one of body and body_file')

@@ -155,6 +155,18 @@ def test_no_setting_is_left_out() -> None:
     assert every - set(NOT_PLANNED) == {at for at, _ in EDITS}
 
 
+ENDPOINTS = {
+    "chat": {"url": "https://example.com/a", "format": "slack"},
+    "own": {"url": "https://example.com/b", "format": "template", "body": '{"a": {{ title }}}'},
+}
+
+
+def test_what_is_handed_on_is_what_was_written() -> None:
+    """Catches a check of what was *written*: a worker's process is handed every key."""
+    written = parse(Config, {**SETTINGS, "endpoints": ENDPOINTS}, "test")
+    assert parse(Config, written.model_dump(mode="json"), "a process") == written
+
+
 def test_nothing_edited_is_nothing_planned() -> None:
     """Catches a plan that is never empty."""
     assert planned(BEFORE, parse(Config, SETTINGS, "test")) == []

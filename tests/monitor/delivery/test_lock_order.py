@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 from tests.monitor.delivery.loopback import (
     attempts,
     endpoint_to,
@@ -188,8 +188,13 @@ def test_everybody_writes_at_once(database_url: str, db: Database) -> None:
         one.end()
     later(db, minutes=5)
     Deliverer(db, known).tidy()
-    assert not {"sending", "grouped"} & set(states(db))
-    assert len(rows(db)) > 50
+    assert "sending" not in states(db)
+    with db.reader() as session:
+        every = session.scalars(select(DeliveryRow)).all()
+        ended = {(row.event_id, row.endpoint) for row in every if row.ended_at is not None}
+        carried = {(row.digest_id, row.endpoint) for row in every if row.state == "grouped"}
+    assert not carried & ended, "a digest has ended and what it carried waits for ever"
+    assert len(every) > 50
 
 
 def _publish_some(names: list[str], seed: int, db: Database, chance: random.Random) -> None:
@@ -247,7 +252,7 @@ def test_a_transaction_that_was_ended_for_another_is_repeated(db: Database) -> N
     both = [Beside(partial(again, partial(take, order))) for order in ("hook two", "two hook")]
     for one in both:
         one.end()
-    assert len(tries) == 3
+    assert len(tries) > 2  # whoever is ended may meet the other again
     assert [health_of(db, name).num_failures for name in ("hook", "two")] == [2, 2]
 
 
