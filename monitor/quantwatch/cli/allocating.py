@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from quantwatch.kernel_lab.allocate import Allocated, Wanted
 
 
+MOST_GRID_BITS = 15.5
+"""A bfloat16 model has 16, less what is stored in fewer; GGUF's largest grid, Q8_0, has 8.5."""
+
+
 class Texts(NamedTuple):
     """What is measured, and what the recipe is calibrated on."""
 
@@ -62,6 +66,7 @@ def allocate(session: Session, model: str, wish: "Wanted", texts: Texts, out: Pa
     except ValueError as error:
         raise UserError(f"{model}: {error}") from error
     lines = summary(model, wish, found, f"{measured.text.name}; calibrated on {chosen.note}")
+    lines += on_a_grid(model, loaded.variant.bits_per_weight)
     write_recipe(out, found.recipe, lines)
     if session.json:
         show_json(document(found, out))
@@ -77,11 +82,24 @@ def summary(model: str, wish: "Wanted", found: "Allocated", text: str) -> list[s
         f"{figures.bits_per_weight:.4f} bits per weight, {figures.size_bytes} bytes, everything "
         "counted.",
         f"Measured on {text}.",
-        f"KL {figures.kl:.6f} ± {figures.kl_se:.6f} nats per token ({figures.num_tokens} tokens), "
+        f"KL {figures.kl:.4g} ± {figures.kl_se:.2g} nats per token ({figures.num_tokens} tokens), "
         f"same top-1 {figures.same_top1:.1%}, perplexity {figures.ppl:.3f} "
         f"(reference {figures.ppl_reference:.3f}).",
-        f"On the texts of the sensitivities: predicted {found.allocation.cost:.6f}, measured "
-        f"{again.kl:.6f}: {found.additivity:.2f} times what the layers cost alone.",
+        f"On the texts of the sensitivities: predicted {found.allocation.cost:.4g}, measured "
+        f"{again.kl:.4g}: {found.additivity:.2f} times what the layers cost alone.",
+    ]
+
+
+def on_a_grid(model: str, bits_per_weight: float) -> list[str]:
+    """Say when a model's weights are quantized already: going back to their grid costs too little.
+
+    Weights stored in fewer than 16 bits lie on a grid, whatever they are computed in.
+    """
+    if bits_per_weight >= MOST_GRID_BITS:
+        return []
+    return [
+        f"Careful: {model} is stored in {bits_per_weight:.2f} bits per weight. Its weights lie on "
+        "a grid, so these KL are too small for others: see `quantwatch kernels off-grid`."
     ]
 
 

@@ -11,6 +11,7 @@ from quantwatch.kernel_lab.measure import Yardstick
 from quantwatch.kernel_lab.texts import Text, measured_text
 from quantwatch.models.loaded import LoadedModel
 from quantwatch.models.loading import load_variant
+from quantwatch.models.quiet import quiet
 from quantwatch_kernels.quantize.off_grid import take_off_grid_
 
 
@@ -67,8 +68,9 @@ def _save_whole(parts: Sequence[Any], folder: Path) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as work:
-            for part in parts:
-                part.save_pretrained(Path(work) / folder.name)
+            with quiet():
+                for part in parts:
+                    part.save_pretrained(Path(work) / folder.name)
             (Path(work) / folder.name).rename(folder)
     except OSError as error:
         raise UserError(f"{folder} can't be written: {error}") from error

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from quantwatch.cli import main
+from quantwatch.cli.allocating import on_a_grid
 from quantwatch.config.recipe_parts import (
     CalibrationConfig,
     LayerConfig,
@@ -376,8 +377,8 @@ def test_the_command(
     document = json.loads(printed)
     assert document["bits_per_weight"] <= 5
     text = out.read_text()
-    assert f"KL {document['kl']:.6f}" in text
-    assert f"predicted {document['predicted_kl']:.6f}" in text
+    assert f"KL {document['kl']:.4g}" in text
+    assert f"predicted {document['predicted_kl']:.4g}" in text
     recipe = kernel_recipe(load_recipe(out))
     assert set(document["formats"]) > {"embedding", "layers.0.attention.q_proj"}
     for scope, name in document["formats"].items():
@@ -404,3 +405,15 @@ def test_the_command_refuses(
     code, _, err = run(capsys, "kernels", "allocate", "no-such-model", *words)
     assert code == 2, err
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("bits", "told"),
+    [(4.6, True), (8.5, True), (16.0, False), (32.0, False)],
+    ids=["q4", "q8", "bfloat16", "float32"],
+)
+def test_a_model_on_a_grid_is_told(bits: float, told: bool) -> None:
+    """Catches figures that are small because the weights go back to where they came from."""
+    lines = on_a_grid("smollm2-135m", bits)
+    assert bool(lines) == told
+    assert all("off-grid" in line and f"{bits:.2f} bits" in line for line in lines)
