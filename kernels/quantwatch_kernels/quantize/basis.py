@@ -23,6 +23,7 @@ __all__ = [
     "mark_input",
     "mark_output",
     "marks_to_json",
+    "residual_rotation",
     "why_other_input",
     "why_other_output",
 ]
@@ -73,6 +74,13 @@ def why_other_output(module: nn.Module) -> str | None:
     return mark.reason if isinstance(mark, _Output) and mark.rotation is None else None
 
 
+def residual_rotation(model: nn.Module) -> Hadamard | None:
+    """Return Q of a model with a rotated residual stream: its hidden states are the plain · Q."""
+    marks = (module.__dict__.get(_OUTPUT) for module in model.modules())
+    turned = (mark.rotation for mark in marks if isinstance(mark, _Output))
+    return next((rotation for rotation in turned if rotation is not None), None)
+
+
 def carry_marks(old: nn.Module, new: nn.Module) -> None:
     """Give a module that replaces another one its marks."""
     for name in (_INPUT, _OUTPUT):
@@ -85,8 +93,7 @@ def marks_to_json(model: nn.Module) -> dict[str, Any]:
     inputs = {path: why_other_input(module) for path, module in model.named_modules()}
     outputs = {path: module.__dict__.get(_OUTPUT) for path, module in model.named_modules()}
     marked = {path: mark for path, mark in outputs.items() if isinstance(mark, _Output)}
-    rotations = [mark.rotation for mark in marked.values() if mark.rotation is not None]
-    first = rotations[0] if rotations else None
+    first = residual_rotation(model)
     values: dict[str, Any] = {
         "inputs": {path: reason for path, reason in inputs.items() if reason is not None},
         "rotated": {path: mark.reason for path, mark in marked.items() if mark.rotation},
@@ -112,5 +119,3 @@ def mark_from_json_(model: nn.Module, values: Mapping[str, Any]) -> None:
                 mark_output(model.get_submodule(path), turned, str(reason))
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"other_basis = {dict(values)!r:.80} isn't understood: {error}") from None
-    if rotation is not None:
-        model.__dict__["residual_rotation"] = rotation

@@ -14,7 +14,7 @@ embedding's output is rotated and the final norm's input rotated back online: tw
 width · (m + 2^k) each per token. `RotationReport.notes` says which.
 
 Given up: LayerNorm (it subtracts the mean, which few rotations keep) and several norms per branch.
-After R1 a layer's output lies in another basis than the unrotated model's; `residual_rotation`
+After R1 a layer's output lies in another basis than the unrotated model's; `basis.py`
 tells which, for whoever compares hidden states. Folding is float64, rounded once, and the logits
 before and after are compared.
 """
@@ -38,7 +38,7 @@ from quantwatch_kernels.quantize.hadamard import Hadamard, Inverse
 from quantwatch_kernels.quantize.interpose import add_input_transform, add_output_transform
 from quantwatch_kernels.quantize.recipe import RotationSpec
 
-__all__ = ["RotationReport", "residual_rotation", "rotate_"]
+__all__ = ["RotationReport", "rotate_"]
 
 _CHUNK = 8192
 _BASIS = ("residual stream", "it is rotated: hidden states lie in another basis than before")
@@ -70,18 +70,10 @@ def rotate_(model: nn.Module, spec: RotationSpec) -> RotationReport:
         rotation = Hadamard(ends.width, spec.seed, spec.block)
         notes += _rotate_residual(ends, blocks, rotation)
         _mark_residual(model, ends, blocks, rotation)
-        # Past nn.Module's registration: it is no part of what the model computes.
-        model.__dict__["residual_rotation"] = rotation
     _apply(steps)
     if spec.down:
         notes += _not_rotated(blocks, steps)
     return RotationReport(tuple(notes), check_unchanged(model, ids, before, "rotation"))
-
-
-def residual_rotation(model: nn.Module) -> Hadamard | None:
-    """Return R1 of a model that `rotate_` changed: its hidden states are the plain ones · Q."""
-    found = model.__dict__.get("residual_rotation")
-    return found if isinstance(found, Hadamard) else None
 
 
 _Step = tuple[Matrix, Hadamard, str]

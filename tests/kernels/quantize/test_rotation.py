@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from quantwatch_kernels.quantize.api import model_size
+from quantwatch_kernels.quantize.basis import residual_rotation
 from quantwatch_kernels.quantize.blocks import norm_gain
 from quantwatch_kernels.quantize.interpose import transformed_input
 from quantwatch_kernels.quantize.recipe import RotationSpec
-from quantwatch_kernels.quantize.rotation import residual_rotation, rotate_
+from quantwatch_kernels.quantize.rotation import rotate_
 from quantwatch_kernels.quantize.smoothquant import smooth_
 
 IDS = torch.arange(1, 41).view(2, 20)  # 0 is padding: its embedding is zero

@@ -16,12 +16,12 @@ from quantwatch_kernels.quantize.basis import (
     give_back,
     mark_from_json_,
     marks_to_json,
+    residual_rotation,
     why_other_input,
     why_other_output,
 )
 from quantwatch_kernels.quantize.hf_quantizer import QuantwatchConfig, save_quantized
 from quantwatch_kernels.quantize.recipe import PerChannel, Recipe, RotationSpec, WeightSpec
-from quantwatch_kernels.quantize.rotation import residual_rotation
 from quantwatch_kernels.quantize.unpack import unpack_
 
 PLAIN = Recipe(WeightSpec(INT_FORMATS["int8"], PerChannel()))
