@@ -64,6 +64,19 @@ def _hurry(url: URL) -> None:
     admin.dispose()
 
 
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty SQLite database with the schema that the migrations build, to be copied.
+
+    Building it takes longer than most tests that need one.
+    """
+    from quantwatch.store.upgrade import upgrade
+
+    path = tmp_path_factory.mktemp("migrated") / "empty.db"
+    upgrade(f"sqlite:///{path}")
+    return path
+
+
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """Return the URL of a database without any table; the test runs on each kind."""

@@ -5,6 +5,7 @@ was asked for (or the first one registered) runs if its predicate is silent; oth
 in order of registration does, and the fallback is counted under (op, wanted, used, reason).
 `prefer` asks for a back end by name without passing it through every call. A call that a back end
 does right but slower than the plain product it is there to replace is counted, too: `slow_calls`.
+Both counts are the process's; what happens inside `watched` is counted for one owner as well.
 """
 
 import threading
@@ -12,19 +13,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, ParamSpec, TypeVar
 
 __all__ = [
     "Fallback",
     "Op",
     "Slow",
+    "Watch",
     "clear_fallbacks",
     "fallbacks",
     "prefer",
     "record_fallback",
     "record_slow",
     "slow_calls",
+    "watched",
 ]
 
 P = ParamSpec("P")
@@ -48,16 +51,28 @@ class Slow(NamedTuple):
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What one owner's calls came to: `with watched(watch)` around each of them."""
+
+    fallbacks: Counter[Fallback] = field(default_factory=Counter)
+    slow: Counter[Slow] = field(default_factory=Counter)
+
+
 _counts: Counter[Fallback] = Counter()
 _slow: Counter[Slow] = Counter()
 _lock = threading.Lock()
+_watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
 _preferred: ContextVar[str | None] = ContextVar("preferred back end", default=None)
 
 
 def record_fallback(fallback: Fallback, count: int = 1) -> None:
     """Count a fallback (calls, rows or layers, as the reason says)."""
+    watch = _watch.get()
     with _lock:
         _counts[fallback] += count
+        if watch is not None:
+            watch.fallbacks[fallback] += count
 
 
 def fallbacks() -> dict[Fallback, int]:
@@ -68,8 +83,11 @@ def fallbacks() -> dict[Fallback, int]:
 
 def record_slow(slow: Slow) -> None:
     """Count a call that is right but slower than without quantization."""
+    watch = _watch.get()
     with _lock:
         _slow[slow] += 1
+        if watch is not None:
+            watch.slow[slow] += 1
 
 
 def slow_calls() -> dict[Slow, int]:
@@ -83,6 +101,19 @@ def clear_fallbacks() -> None:
     with _lock:
         _counts.clear()
         _slow.clear()
+
+
+@contextmanager
+def watched(watch: Watch | None) -> Iterator[None]:
+    """Inside, in this thread, events count for `watch` instead of for an outer one; None: nobody's.
+
+    Threads that are started inside have no watch.
+    """
+    token = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(token)
 
 
 @contextmanager

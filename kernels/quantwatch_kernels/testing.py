@@ -78,6 +78,10 @@ def poison_empty(package: str) -> Iterator[None]:
 
         return call
 
+    # torch notes at the first use of a device context which functions it is for: not ours, or
+    # nothing would be made on the meta device as long as the process lives.
+    with torch.device("cpu"):
+        torch.empty(0)
     with (
         mock.patch.object(torch, "empty", poisoned(torch.empty)),
         mock.patch.object(torch, "empty_like", poisoned(torch.empty_like)),

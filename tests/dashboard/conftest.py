@@ -11,14 +11,14 @@ from tests.dashboard.invented import Spec
 from tests.dashboard.invented_runs import fill_history, make_run, save, save_ended
 
 from quantwatch.domain import RunResult, RunStatus
-from quantwatch.store.upgrade import upgrade
 
 
 @pytest.fixture
-def empty_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def empty_url(
+    migrated_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
     """An empty database at the current schema, named in the environment as the CLI does it."""
-    url = f"sqlite:///{tmp_path}/quantwatch.db"
-    upgrade(url)
+    url = f"sqlite:///{shutil.copy(migrated_file, tmp_path / 'quantwatch.db')}"
     monkeypatch.setenv("QUANTWATCH_DATABASE_URL", url)
     yield url
     st.cache_resource.clear()
@@ -43,13 +43,12 @@ def end_run(empty_url: str) -> Callable[[Spec, RunStatus, str], None]:
 
 
 @pytest.fixture(scope="session")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def filled(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A week of nights of two checks, the last one with a fault, and a failed run."""
     folder = tmp_path_factory.mktemp("filled")
-    url = f"sqlite:///{folder}/quantwatch.db"
-    upgrade(url)
-    fill_history(url, folder)
-    return folder / "quantwatch.db"
+    path = Path(shutil.copy(migrated_file, folder / "quantwatch.db"))
+    fill_history(f"sqlite:///{path}", folder)
+    return path
 
 
 @pytest.fixture

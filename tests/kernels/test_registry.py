@@ -1,14 +1,21 @@
 """Operators, back ends, and the count of fallbacks."""
 
+import threading
+
 import pytest
 
 from quantwatch_kernels.registry import (
     Fallback,
     Op,
+    Slow,
+    Watch,
     clear_fallbacks,
     fallbacks,
     prefer,
     record_fallback,
+    record_slow,
+    slow_calls,
+    watched,
 )
 
 
@@ -63,3 +70,32 @@ def test_rows_count_too() -> None:
     record_fallback(Fallback("op", "a", "b", "rows"), 3)
     record_fallback(Fallback("op", "a", "b", "rows"), 2)
     assert fallbacks()[Fallback("op", "a", "b", "rows")] == 5
+
+
+def test_a_watch_sees_its_own_events_only() -> None:
+    """Catches events of another owner, of another thread, and of what is nobody's."""
+    first, second = Watch(), Watch()
+    fallback, slow = Fallback("op", "a", "b", "rows"), Slow("op", "a", "rows")
+    elsewhere = threading.Thread(target=record_slow, args=(slow,))
+    with watched(first):
+        record_slow(slow)
+        elsewhere.start()
+        elsewhere.join()
+        with watched(second):
+            record_fallback(fallback, 5)
+        with watched(None):
+            record_slow(slow)
+        record_fallback(fallback)
+    record_slow(slow)
+    assert (dict(first.slow), dict(first.fallbacks)) == ({slow: 1}, {fallback: 1})
+    assert (dict(second.slow), dict(second.fallbacks)) == ({}, {fallback: 5})
+    assert (slow_calls(), fallbacks()) == ({slow: 4}, {fallback: 6})
+
+
+def test_a_watch_ends_with_an_error() -> None:
+    """Catches a model whose failed forward leaves its watch behind."""
+    watch = Watch()
+    with pytest.raises(KeyError), watched(watch):
+        raise KeyError
+    record_slow(Slow("op", "a", "rows"))
+    assert not watch.slow

@@ -13,6 +13,7 @@ from quantwatch.config.schema import SuiteConfig, VariantConfig
 from quantwatch.models.loading import load_variant
 from quantwatch.prompts.loading import load_suite
 from quantwatch_kernels.formats import INT_FORMATS
+from quantwatch_kernels.numerics import relative_rmse
 from quantwatch_kernels.quantize.api import quantize_
 from quantwatch_kernels.quantize.off_grid import take_off_grid_
 from quantwatch_kernels.quantize.recipe import (
@@ -22,6 +23,7 @@ from quantwatch_kernels.quantize.recipe import (
     RotationSpec,
 )
 from quantwatch_kernels.quantize.rotation import rotate_
+from quantwatch_kernels.quantize.w4a8_linear import W4A8Linear
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 CACHE = Path(platformdirs.user_cache_dir("quantwatch"))
@@ -74,6 +76,36 @@ def rounded_kl(recipe: Recipe, reference: tuple[Any, torch.Tensor, torch.Tensor]
 def test_eight_bits(reference: Any) -> None:
     recipe = Recipe(W8, activations=ActivationSpec(INT_FORMATS["uint8"]), rotation=ROTATION)
     assert 0 < rounded_kl(recipe, reference) < 0.02
+
+
+def test_four_bit_weights_in_integers(reference: tuple[Any, torch.Tensor, torch.Tensor]) -> None:
+    """Every layer gives on codes what it gives on rounded floats, for the inputs it really gets.
+
+    Not the logits: a last bit that differs turns a code of a later layer, whose step is no last bit.
+    """
+    model, ids, _ = reference
+    weights = replace(Recipe.named("uint4-g64").weights, scales="stepped")
+    recipe = Recipe(weights, activations=ActivationSpec(INT_FORMATS["uint8"]))
+    floats, integers = copy.deepcopy(model), copy.deepcopy(model)
+    quantize_(floats, recipe)
+    report = quantize_(integers, recipe, execution="aten")
+    assert not report.fallbacks
+    assert not report.notes
+    layers = {p: m for p, m in integers.named_modules() if isinstance(m, W4A8Linear)}
+    assert len(layers) == len(report.converted) == 210
+    errors: list[float] = []
+
+    def compare(path: str, x: torch.Tensor, y: torch.Tensor) -> None:
+        errors.append(relative_rmse(layers[path](x), y))
+
+    for path in layers:
+        floats.get_submodule(path).register_forward_hook(
+            lambda _, args, output, path=path: compare(path, args[0], output)
+        )
+    log_probabilities(floats, ids)
+    print(f"largest relative error of {len(errors)} layers: {max(errors):.1e}")
+    assert len(errors) == 210
+    assert max(errors) < 2e-6
 
 
 def test_four_bits_need_a_rotation(reference: Any) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from quantwatch_kernels.calibration.pool import device_of
 
-__all__ = ["continue_sample"]
+__all__ = ["cache_name", "continue_sample"]
 
 
 def continue_sample(
@@ -36,7 +36,7 @@ def continue_sample(
     generator = torch.Generator().manual_seed(seed)
     ends, found = _end_tokens(model), []
     given = whole = ids.to(device_of(model))
-    name, cache = _cache_name(model), None
+    name, cache = cache_name(model), None
     with torch.no_grad():
         for _ in range(steps):
             output = model(given, **({name: cache, "use_cache": True} if name else {}))
@@ -51,7 +51,7 @@ def continue_sample(
     return torch.tensor(found)
 
 
-def _cache_name(model: nn.Module) -> str | None:
+def cache_name(model: nn.Module) -> str | None:
     """Return what the model's forward calls its cache, if it takes one."""
     # The library renamed it; the old name warns.
     known: Any = inspect.signature(model.forward).parameters

@@ -4,6 +4,9 @@ The twins quantize the input by the declared rules in float32, sum in int64 and 
 Errors are measured against Σ|x·w| + |bias|.
 """
 
+from dataclasses import replace
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -11,7 +14,7 @@ from quantwatch_kernels.conformance.case import Ask, Made, OpCase
 from quantwatch_kernels.conformance.linear import LINEAR_SHAPES, drawn_weight
 from quantwatch_kernels.formats import INT8, INT_FORMATS
 from quantwatch_kernels.quantize.recipe import ActivationSpec, Recipe
-from quantwatch_kernels.quantize.w4a8_linear import W4A8_LINEAR, W4A8Linear, progressive_weight
+from quantwatch_kernels.quantize.w4a8_linear import W4A8_LINEAR, ProgressiveWeight, W4A8Linear
 from quantwatch_kernels.quantize.w8a8_linear import W8A8_LINEAR, W8A8Linear
 
 __all__ = ["integer_cases"]
@@ -25,10 +28,11 @@ _IN_FLOATS = 7e-7
 
 
 def integer_cases() -> tuple[OpCase, ...]:
-    """Return W8A8 with asymmetric activations and W4A8 with symmetric ones."""
+    """Return W8A8 with asymmetric activations and W4A8 with symmetric ones, with zeros or not."""
     return (
         OpCase(W8A8_LINEAR, "int8-channel, uint8 inputs", _w8a8, _tolerance, _SHAPES),
-        OpCase(W4A8_LINEAR, "int4-g32 progressive", _w4a8, _tolerance, _SHAPES),
+        OpCase(W4A8_LINEAR, "int4-g32 progressive", partial(_w4a8, "int4"), _tolerance, _SHAPES),
+        OpCase(W4A8_LINEAR, "uint4-g32 progressive", partial(_w4a8, "uint4"), _tolerance, _SHAPES),
     )
 
 
@@ -51,16 +55,21 @@ def _w8a8(ask: Ask) -> Made:
     return _made(x, module, codes, scales, weight.codes.double() * per_channel)
 
 
-def _w4a8(ask: Ask) -> Made:
+def _w4a8(fmt: str, ask: Ask) -> Made:
     x = ask.randn(ask.shape[0], ask.shape[2], seed=1)
-    generator = torch.Generator().manual_seed(2)
-    weight = progressive_weight(torch.randn(*ask.shape[1:], generator=generator), 32)
+    spec = replace(Recipe.named(f"{fmt}-g32").weights, scales="stepped")
+    weight = ProgressiveWeight.of(drawn_weight(spec, *ask.shape[1:]))
     module = W4A8Linear(weight, _bias(ask), ActivationSpec(INT8)).to(ask.device)
     values = x.float().cpu()
     scales = values.abs().amax(-1, keepdim=True) / 127
     codes = (values / scales).round().clamp(-127, 127)
-    steps = weight.steps.double().repeat_interleave(32, 1)[:, : ask.shape[2]]
-    return _made(x, module, codes, scales, weight.codes.double() * steps * weight.scales.double())
+    assert weight.steps is not None
+    zeros = torch.zeros_like(weight.steps) if weight.zeros is None else weight.zeros
+    steps, shift = (
+        each.double().repeat_interleave(32, 1)[:, : ask.shape[2]] for each in (weight.steps, zeros)
+    )
+    multiplied = (weight.codes.double() - shift) * steps * weight.scales.double()
+    return _made(x, module, codes, scales, multiplied)
 
 
 def _bias(ask: Ask) -> nn.Parameter | None:

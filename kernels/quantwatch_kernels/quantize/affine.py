@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 from quantwatch_kernels.quantize.qparams import QParams, choose_qparams, spread
 from quantwatch_kernels.quantize.recipe import WeightSpec
 from quantwatch_kernels.quantize.rounding import round_to_code
+from quantwatch_kernels.quantize.stepped import with_steps
 from quantwatch_kernels.quantize.stochastic import unclipped_qparams
 
 __all__ = [
@@ -42,8 +43,12 @@ class QuantizedWeight:
     def num_bytes(self) -> int:
         """Bytes of packed codes, scales and zero points as a packed layer stores them."""
         rows, columns = self.codes.shape
-        scales, zeros = self.qparams.scales, self.qparams.zeros
-        size = self.spec.format.num_bytes(rows, columns) + scales.numel() * scales.element_size()
+        scales, zeros, base = self.qparams.scales, self.qparams.zeros, self.qparams.base
+        size = self.spec.format.num_bytes(rows, columns)
+        if base is None:
+            size += scales.numel() * scales.element_size()
+        else:
+            size += scales.numel() + base.numel() * base.element_size()  # a byte per step
         if zeros is None:
             return size
         if zeros.is_floating_point():
@@ -94,7 +99,7 @@ def quantize_weight(
 ) -> QuantizedWeight:
     """Quantize to nearest over each group's whole range (stochastically if the spec says so)."""
     if spec.rounding != "stochastic":
-        qparams = choose_qparams(weight_NK, spec)
+        qparams = with_steps(weight_NK, choose_qparams(weight_NK, spec), spec)
         return QuantizedWeight(quantize(weight_NK, qparams, spec), qparams, spec)
     if generator is None:
         raise ValueError("stochastic rounding needs a generator.")

@@ -11,6 +11,7 @@ from quantwatch_kernels.quantize.affine import QuantizedWeight, within_range
 from quantwatch_kernels.quantize.calibrate import quantize_layers
 from quantwatch_kernels.quantize.int4_linear import INT4_LINEAR, int4_aten_why_not
 from quantwatch_kernels.quantize.int8_linear import INT8_LINEAR, int8_aten_why_not
+from quantwatch_kernels.quantize.integer_layers import IntegerLayer, integer_layer
 from quantwatch_kernels.quantize.interpose import carry_transforms
 from quantwatch_kernels.quantize.packed_embedding import (
     PackedEmbedding,
@@ -19,7 +20,7 @@ from quantwatch_kernels.quantize.packed_embedding import (
     why_not_packed_embedding,
 )
 from quantwatch_kernels.quantize.packed_linear import LOWBIT_LINEAR, LinearOp, PackedLinear
-from quantwatch_kernels.quantize.recipe import ActivationSpec, Recipe, WeightSpec
+from quantwatch_kernels.quantize.recipe import Recipe, WeightSpec
 from quantwatch_kernels.quantize.selection import (
     Layer,
     Reasons,
@@ -28,12 +29,7 @@ from quantwatch_kernels.quantize.selection import (
     select,
 )
 from quantwatch_kernels.quantize.stages import after_weights, before_weights
-from quantwatch_kernels.quantize.w8a8_linear import (
-    W8A8_LINEAR,
-    W8A8Linear,
-    int_mm_why_not,
-    w8a8_why_not,
-)
+from quantwatch_kernels.quantize.w8a8_linear import int_mm_why_not
 from quantwatch_kernels.registry import Fallback, record_fallback
 
 __all__ = ["Execution", "QuantReport", "linear_op", "model_size", "quantize_"]
@@ -90,7 +86,10 @@ def quantize_(
             converted.append((layer, quantized))
     # Only now: calibration runs on the quantized values in float, whatever computes them later.
     for layer, quantized in converted:
-        if reason := _install(model, layer, quantized, execution, recipe.activations):
+        integer, why = integer_layer(layer, recipe.activations)
+        if why is not None and execution == "aten":
+            notes.append((layer.name, f"its rounded inputs are multiplied in floats: {why}"))
+        if reason := _install(model, layer, quantized, execution, integer):
             fallbacks.append((layer.name, reason))
     held = model_size(model)[0]
     notes += after_weights(model, recipe, selection.layers, calibration, names)
@@ -154,20 +153,17 @@ def _install(
     layer: Layer,
     quantized: QuantizedWeight,
     execution: Execution,
-    activations: ActivationSpec | None,
+    integer: IntegerLayer | None,
 ) -> str | None:
-    """Put quantized values or a packed layer in place; returns why `execution` can't compute it.
-
-    Where inputs are quantized by token and the weight by channel, both in 8 bits, the layer
-    multiplies the codes themselves and rounds its input itself.
-    """
+    """Put quantized values or a packed layer in place; returns why `execution` can't compute it."""
     op = linear_op(layer.spec)
     embedding = isinstance(layer.module, nn.Embedding)
-    integer = None if embedding else _integer_inputs(layer, activations)
     if execution == "dequantized":
         reason = None
-    elif integer is not None and execution == "aten":
-        reason = int_mm_why_not()
+    elif integer is not None:
+        reason = int_mm_why_not() if execution == "aten" else None
+    elif layer.spec.scales == "stepped":
+        reason = "only layers that multiply integers keep stepped scales"
     else:
         reason = _why_not(model, layer, op, execution)
     unpackable = embedding and why_not_packed_embedding(model, layer.module) is not None
@@ -183,21 +179,13 @@ def _install(
         if integer is None:
             linear = PackedLinear(quantized, layer.bias, op, execution)
         else:
-            linear = W8A8Linear(quantized, layer.bias, integer, execution)
+            linear = integer.make(quantized, layer.bias, execution)
         carry_transforms(layer.module, linear)
         model.set_submodule(layer.path, linear.train(model.training))
     if reason is not None:
-        name = op.name if integer is None else W8A8_LINEAR.name
+        name = op.name if integer is None else integer.op
         record_fallback(Fallback(name, execution, "dequantized", reason))
     return reason
-
-
-def _integer_inputs(layer: Layer, activations: ActivationSpec | None) -> ActivationSpec | None:
-    """Return how inputs are quantized if that allows a product in integers, else None."""
-    if activations is None or layer.expert is not None or layer.weight.device.type != "cpu":
-        return None
-    reason = w8a8_why_not(layer.weight.shape[1], layer.spec, activations)
-    return activations if reason is None else None
 
 
 def _why_not(model: nn.Module, layer: Layer, op: LinearOp, execution: Execution) -> str | None:

@@ -10,13 +10,14 @@ and after (`probe_logits`, `check_unchanged`), since names prove nothing about t
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from quantwatch_kernels.quantize.routers import ROUTING_NAMES, routing_name
+from quantwatch_kernels.quantize.routers import ROUTING_NAMES, routing_paths
+from quantwatch_kernels.quantize.stacks import stored_in_out
 from quantwatch_kernels.quantize.walk import find_decoder_layers
 
 __all__ = [
@@ -46,16 +47,13 @@ class Matrix:
     path: str
     module: nn.Module
     parameter: str = "weight"
+    router: bool = False
+    """Whether it chooses or weighs experts: it is never quantized."""
 
     @property
     def name(self) -> str:
         """What kind of matrix: q_proj, gate_up_proj, …."""
         return self.path.rpartition(".")[2]
-
-    @property
-    def router(self) -> bool:
-        """Whether it chooses or weighs experts: it is never quantized."""
-        return bool(routing_name(self.path))
 
     @property
     def plain(self) -> bool:
@@ -119,9 +117,9 @@ class Gain:
 def find_blocks(model: nn.Module) -> tuple[list[Block], list[tuple[str, str]]]:
     """Return the layers that could be described, and (path, reason) of those that couldn't."""
     blocks, reasons = [], []
-    shared = _shared_parameters(model)
+    shared, routing = _shared_parameters(model), routing_paths(model)
     for path, layer in find_decoder_layers(model):
-        found = _describe(path, layer, shared)
+        found = _describe(path, layer, shared, routing)
         if isinstance(found, Block):
             blocks.append(found)
         else:
@@ -202,7 +200,9 @@ def _shared_parameters(model: nn.Module) -> frozenset[int]:
     return frozenset(address for address, count in users.items() if address and count > 1)
 
 
-def _describe(path: str, layer: nn.Module, shared: frozenset[int]) -> Block | str:
+def _describe(
+    path: str, layer: nn.Module, shared: frozenset[int], routing: Collection[str]
+) -> Block | str:
     norms = norm_children(layer)
     if len(norms) != 2:
         names = ", ".join(name for name, _ in norms) or "none"
@@ -211,7 +211,7 @@ def _describe(path: str, layer: nn.Module, shared: frozenset[int]) -> Block | st
     parts = [part for part in found if part is not None]
     if len(parts) < 2:
         return f"{type(layer).__name__} has no submodule named like its attention or its MLP"
-    matrices = [list(_matrices(f"{path}.{name}", module)) for name, module in parts]
+    matrices = [list(_matrices(f"{path}.{name}", module, routing)) for name, module in parts]
     for matrix in (m for part in matrices for m in part):
         if reason := _why_not(matrix, shared):
             return f"{matrix.path} {reason}"
@@ -226,12 +226,12 @@ def _child(layer: nn.Module, names: tuple[str, ...]) -> tuple[str, nn.Module] | 
     return next(((name, children[name]) for name in names if name in children), None)
 
 
-def _matrices(path: str, part: nn.Module) -> Iterator[Matrix]:
+def _matrices(path: str, part: nn.Module, routing: Collection[str]) -> Iterator[Matrix]:
     for name, module in part.named_modules(prefix=path):
         for parameter, value in module.named_parameters(recurse=False):
             if value.ndim >= 2:
                 whole = name if parameter == "weight" else f"{name}.{parameter}"
-                yield Matrix(whole, module, parameter)
+                yield Matrix(whole, module, parameter, name in routing)
 
 
 def _why_not(matrix: Matrix, shared: frozenset[int]) -> str | None:
@@ -242,7 +242,7 @@ def _why_not(matrix: Matrix, shared: frozenset[int]) -> str | None:
         return f"is stored as {parameter.dtype}"
     if parameter.data_ptr() in shared:
         return "shares its weight with another module"
-    if getattr(matrix.module, "is_transposed", False) and parameter.ndim == 3:
+    if parameter.ndim == 3 and stored_in_out(matrix.module, matrix.parameter):
         return "is stored [expert, in, out], which is not supported yet"
     if parameter.ndim == 3 and getattr(matrix.module, "has_bias", False):
         return "has a bias per expert, which is not supported yet"

@@ -43,6 +43,13 @@ __all__ = ["Layout", "Stored", "describe", "install_empty", "set_backend"]
 
 _US = "quantwatch_kernels"
 _KINDS = (PackedLinear, PackedEmbedding, TiedHead)
+_MORE = {
+    "_TransformsInput": "its input is transformed online, as by a rotation",
+    "_TransformsOutput": "its output is transformed online, as by a rotation",
+    "_RoundsStream": "the residual stream is rounded: residual_dtype",
+    "_HandsOnComputeDtype": "the residual stream is widened: residual_dtype",
+    "W8A8Linear": "its input is quantized",
+}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -118,6 +125,8 @@ class Layout:
         # Without it a rotated model would be compared as if it were a plain one.
         if not isinstance(basis, Mapping):
             raise ValueError(f"other_basis is {basis!r:.80}; allowed: a JSON object ({{}}: none).")
+        if wrong := [path for path, source in tied.items() if not isinstance(source, str)]:
+            raise ValueError(f"tied[{wrong[0]!r}] is {tied[wrong[0]]!r:.80}; allowed: a path.")
         read = {path: Stored.from_json(v, f"layers[{path!r}]") for path, v in layers.items()}
         return cls(read, dict(tied), dict(basis))
 
@@ -161,7 +170,8 @@ def _check_storable(path: str, module: nn.Module) -> None:
         telling = [kind.__name__ for kind in ours if kind.__name__ not in allowed]
         raise ValueError(
             f"{path} is a {telling[0]}: a checkpoint holds packed weights, and this layer computes "
-            f"more than that; allowed: {', '.join(allowed)}."
+            f"more than that ({_MORE.get(telling[0], 'a part of the recipe')}); allowed: "
+            f"{', '.join(allowed)}."
         )
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
     if found := [hook for hook in hooks if _comes_from_us(hook)]:
@@ -195,7 +205,7 @@ def install_empty(model: nn.Module, layout: Layout, backend: str) -> None:
             linear = PackedLinear.of_buffers(buffers, like, bias)
             model.set_submodule(path, linear.train(model.training))
     for path, source in layout.tied.items():
-        packed = model.get_submodule(source)
+        packed = dict(model.named_modules()).get(source)
         if not isinstance(packed, PackedEmbedding):
             raise ValueError(f"{path} is tied to {source}, which is no packed embedding.")
         link_head(model, path, packed, getattr(model.get_submodule(path), "bias", None))

@@ -11,6 +11,14 @@ Why 4 and 8 bits only: at these the words of all versions of the package agree a
 Other widths are packed densely since some version of the package and with gaps before, and nothing
 in a checkpoint says which: a reader of the other kind would compute with garbage.
 
+Asymmetric checkpoints say `dequantize`: transformers 5.24 with compressed-tensors 0.20 makes room
+for unpacked zeros only and can't load packed ones any other way (its own neither); vLLM ignores it.
+
+Rotations folded into the weights, smoothing and AWQ change no logits, but the hidden states: what
+`basis` knows of that stands in config.json as `quantwatch_other_basis`, for `mark_loaded_`. The
+layout's own `transform_config` says which transforms a reader is to apply; these are applied
+already. Rotations done online, quantized activations and a rounded residual stream are refused.
+
 Scales are stored in the dtype they have; readers cast them to the model's dtype, so values survive
 exactly in float32 only (and in 16 bits if the scales fit that dtype).
 """
@@ -18,6 +26,7 @@ exactly in float32 only (and in 16 bits if the scales fit that dtype).
 import copy
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +35,16 @@ from torch import Tensor, nn
 
 from quantwatch_kernels.formats import INT_FORMATS
 from quantwatch_kernels.quantize.affine import QuantizedWeight
+from quantwatch_kernels.quantize.basis import mark_from_json_
 from quantwatch_kernels.quantize.checkpoint import describe
 from quantwatch_kernels.quantize.packed_linear import PackedLinear
 from quantwatch_kernels.quantize.packing import pack
 from quantwatch_kernels.quantize.recipe import PerGroup, WeightSpec
 
-__all__ = ["export_compressed_tensors", "pack_int32", "to_compressed"]
+__all__ = ["export_compressed_tensors", "mark_loaded_", "pack_int32", "to_compressed"]
 
 _BITS = (4, 8)
+_BASIS = "quantwatch_other_basis"
 
 
 def pack_int32(unsigned: Tensor, bits: int) -> Tensor:
@@ -44,7 +55,8 @@ def pack_int32(unsigned: Tensor, bits: int) -> Tensor:
     assert sys.byteorder == "little", "words are viewed as bytes"
     packed = pack(unsigned.to(torch.uint8), INT_FORMATS[f"uint{bits}"])
     packed = torch.nn.functional.pad(packed, (0, -packed.shape[1] % 4))
-    return packed.contiguous().view(torch.int32)
+    # Not contiguous(): a single row passes for that with any stride.
+    return packed.clone(memory_format=torch.contiguous_format).view(torch.int32)
 
 
 def to_compressed(weight: QuantizedWeight, layer: str) -> dict[str, Tensor]:
@@ -95,7 +107,7 @@ def export_compressed_tensors(model: Any, folder: Path | str, **settings: Any) -
 
     `settings` go to `save_pretrained` (max_shard_size, …); the model is left as it was. Raises
     ValueError naming a layer that the layout can't express: a width, a float zero, a short group,
-    an embedding, a Conv1D.
+    an embedding, a Conv1D, or anything computed beside the product with its weight.
     """
     layout = describe(model)
     tensors: dict[str, Tensor] = {}
@@ -110,7 +122,24 @@ def export_compressed_tensors(model: Any, folder: Path | str, **settings: Any) -
     ours += [f"{path}.zeros" for path in layout.layers]
     floats = {name: t for name, t in model.state_dict().items() if name not in ours}
     kept = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
-    _save(model, folder, floats | tensors, _description(groups, kept), settings)
+    added: dict[str, Any] = {"quantization_config": _description(groups, kept)}
+    if layout.other_basis:
+        added[_BASIS] = layout.other_basis
+    _save(model, folder, floats | tensors, added, settings)
+
+
+def mark_loaded_(model: Any) -> None:
+    """Mark the modules of a loaded export that take or give other hidden states than before.
+
+    Does nothing for a model whose config says nothing of it. Raises ValueError for a description
+    that isn't understood.
+    """
+    values = getattr(model.config, _BASIS, None)
+    if values is None:
+        return
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{_BASIS} is {values!r:.80}; allowed: a JSON object.")
+    mark_from_json_(model, values)
 
 
 def _check_linear(model: Any, path: str, module: nn.Module) -> None:
@@ -127,11 +156,11 @@ def _check_linear(model: Any, path: str, module: nn.Module) -> None:
 
 
 def _save(
-    model: Any, folder: Path | str, tensors: dict[str, Tensor], described: Any, settings: Any
+    model: Any, folder: Path | str, tensors: dict[str, Tensor], added: Any, settings: Any
 ) -> None:
     before = model.config
     model.config = copy.deepcopy(before)
-    model.config.quantization_config = described
+    model.config.update(added)
     try:
         model.save_pretrained(folder, state_dict=tensors, **settings)
     finally:
@@ -141,7 +170,9 @@ def _save(
 def _description(groups: dict[WeightSpec, list[str]], kept: list[str]) -> dict[str, Any]:
     """Return quantization_config as readers want it: one group per spec, its layers by name."""
     every = len(groups) == 1
+    packed_zeros = any(not spec.format.symmetric for spec in groups)
     return {
+        **({"dequantize": True} if packed_zeros else {}),
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
         "quantization_status": "compressed",

@@ -6,13 +6,9 @@ A weight w on a grid of step s, codes qmin … qmax, zero z:
     expected     E (ŵ − w)² = s²/12, the variance of a uniform residual
 
 The uniform residual needs a step that is small against the spread. At 2 to 4 bits it isn't, so the
-expectation takes each group as Gaussian with its own mean μ and deviation σ, whose rounding error
-is known in closed form (Sripad and Snyder 1977), with θ = μ/s + z:
-
-    E = s²/12 + s²/π² · Σ_k (−1)^k/k² · exp(−2π²k²σ²/s²) · cos(2πkθ)
-
-It tends to s²/12 for s ≪ σ. Weights at the ends of the range lie on the grid and err by next to
-nothing, weights beyond it by exactly what is cut off; neither counts in μ and σ.
+expectation integrates over the law of the matrix's weights instead (`weight_law`), which tends to
+s²/12 for s ≪ σ. Weights beyond a grid err by exactly what is cut off. Rounding stochastically, a
+weight errs by f·(1 − f) for its fraction f of a step, twice as much.
 
 A float format's step is relative: |Δ| ≤ u·|x| for normal numbers (u = 2⁻¹¹ in float16, not 2⁻¹⁶ of
 a range), half the smallest subnormal below 6.1e-5, and no bound at all above 65504.
@@ -34,6 +30,7 @@ from quantwatch_kernels.formats import FloatFormat
 from quantwatch_kernels.numerics import spacing
 from quantwatch_kernels.quantize.affine import QuantizedWeight
 from quantwatch_kernels.quantize.qparams import spread
+from quantwatch_kernels.quantize.weight_law import Grid, expected_steps
 
 __all__ = [
     "accumulation_worst_case",
@@ -51,10 +48,6 @@ __all__ = [
 
 _UNIT32 = 2.0**-24
 _TINY32 = 2.0**-149
-_HARMONICS = 40
-_TOGETHER = 4e-4
-"""Below this σ²/s² 40 harmonics don't suffice, and σ < s/50 crosses no boundary."""
-_ON_GRID = 0.01
 
 
 def worst_case(weight_NK: Tensor, quantized: QuantizedWeight) -> Tensor:
@@ -75,29 +68,20 @@ def worst_case(weight_NK: Tensor, quantized: QuantizedWeight) -> Tensor:
 
 
 def expected_square(weight_NK: Tensor, quantized: QuantizedWeight) -> Tensor:
-    """Return E (ŵ − w)² for each weight under a Gaussian group, [N, K]; NaN as `worst_case`."""
-    fmt, columns = quantized.spec.format, weight_NK.shape[1]
+    """Return E (ŵ − w)² for each weight by the law of its matrix, [N, K]; NaN as `worst_case`."""
+    spec = quantized.spec
     steps = _Steps(weight_NK, quantized)
-    size = quantized.spec.granularity.group_size(columns)
-    # The weights that set the range lie on the grid, or as near to it as the stored scale does.
-    place = steps.t + steps.zero
-    from_end = torch.minimum((place - fmt.qmax).abs(), (place - fmt.qmin).abs())
-    at_end = (from_end < _ON_GRID) | (steps.excess > 0)
-    known = torch.where(from_end < _ON_GRID, from_end, steps.excess)
-    per_group = _expected_steps(*_moments(place.masked_fill(at_end, torch.nan), size))
-    inside = per_group.repeat_interleave(size, dim=1)[:, :columns]
-    return torch.where(at_end, known.square(), inside) * steps.scale.square()
-
-
-def _expected_steps(theta_NG: Tensor, variance_NG: Tensor) -> Tensor:
-    """Return the expected squared rounding error of each group in squared steps, [N, G]."""
-    total = torch.full_like(variance_NG, 1 / 12)
-    for k in range(1, _HARMONICS + 1):
-        decay = torch.exp(-2 * (math.pi * k) ** 2 * variance_NG)
-        total += (-1) ** k / (math.pi * k) ** 2 * decay * torch.cos(2 * math.pi * k * theta_NG)
-    # The series converges slowly where all weights share a code; that limit is plain.
-    together = variance_NG + (theta_NG - theta_NG.round()).square()
-    return torch.where(variance_NG < _TOGETHER, together, total)
+    grid = Grid(
+        steps.t + steps.zero,
+        steps.scale,
+        steps.zero,
+        spec.granularity.group_size(weight_NK.shape[1]),
+        (spec.format.qmin, spec.format.qmax),
+        spec.rounding == "stochastic",
+    )
+    inside = expected_steps(weight_NK, grid)
+    square = torch.where(steps.excess > 0, steps.excess.square(), inside)
+    return square * steps.scale.square()
 
 
 class _Steps:
@@ -115,15 +99,6 @@ class _Steps:
         self.t = weight_NK.double() / self.scale
         place = self.t + self.zero
         self.excess = torch.maximum(place - fmt.qmax, fmt.qmin - place).clamp_min(0)
-
-
-def _moments(place_NK: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of each group's numbers, [N, G]; NaN where a group has none."""
-    missing = -place_NK.shape[1] % group_size
-    padded = torch.nn.functional.pad(place_NK, (0, missing), value=torch.nan)
-    groups = padded.view(len(place_NK), padded.shape[1] // group_size, group_size)
-    mean = groups.nanmean(-1)
-    return mean, (groups - mean.unsqueeze(-1)).square().nanmean(-1)
 
 
 def float_worst_case(x: Tensor, fmt: FloatFormat) -> Tensor:

@@ -1,10 +1,12 @@
-"""Experts stacked in one parameter [E, out, in]: what each of them is fed, and what it gives.
+"""Experts stacked in one parameter: what each of them is fed, and what it gives.
 
 Such experts are no modules, so no hook sees them. transformers multiplies them in a loop ("eager")
-or in one grouped product; the loop calls `linear(x, stack[e])` with a view of the stack. That call
-is watched: the storage tells which stack it is, the offset which expert. The loop is chosen for as
-long as it is watched. Given up: experts that are stored [E, in, out], which the loop multiplies
-without `linear` (nothing of them is seen, and who asks gets an error).
+or in one grouped product; the loop multiplies x by `stack[e]`, a view of the stack, in `linear`
+(stored [out, in]) or `matmul` (stored [in, out]). Those calls are watched: the storage tells which
+stack it is, the offset which expert. The loop is chosen for as long as it is watched. Llama 4 and
+Inkling's shared experts multiply a whole stack by a batch [E, n, in] in `bmm`; there tokens that
+aren't routed to an expert are rows of zeros, which are left out. Given up: experts multiplied in
+any other way (nothing of them is seen, and who asks gets an error).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,11 +19,17 @@ from torch.overrides import TorchFunctionMode
 
 from quantwatch_kernels.quantize.input_stats import InputStats
 from quantwatch_kernels.quantize.selection import Layer
+from quantwatch_kernels.quantize.stacks import num_experts
 
 __all__ = ["collect_expert_stats", "expert_layers", "loop_over_experts", "watching_experts"]
 
 Note = Callable[[str, Tensor, Tensor], None]
 """(key of the layer, input [n, in], output [n, out])"""
+
+
+_MATMUL = frozenset({torch.matmul, Tensor.matmul, Tensor.__matmul__})
+_PRODUCTS = _MATMUL | {nn.functional.linear, torch.mm, Tensor.mm}
+_BATCHED = _MATMUL | {torch.bmm, Tensor.bmm}
 
 
 class _Watch(TorchFunctionMode):
@@ -38,11 +46,19 @@ class _Watch(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is nn.functional.linear and len(args) > 1:
-            key = self._keys.get(_place(args[1]))
-            if key is not None:
-                self._note(key, args[0].detach(), result.detach())
+        if func in _PRODUCTS and len(args) > 1 and args[1].ndim == 2:
+            self._see(_place(args[1]), args[0].detach(), result.detach())
+        elif func in _BATCHED and len(args) > 1 and args[1].ndim == 3:
+            for expert, weight in enumerate(args[1]):
+                x, y = args[0][expert].detach(), result[expert].detach()
+                routed = (x != 0).any(-1)
+                self._see(_place(weight), x[routed], y[routed])
         return result
+
+    def _see(self, place: tuple[int, int], x: Tensor, y: Tensor) -> None:
+        key = self._keys.get(place)
+        if key is not None:
+            self._note(key, x, y)
 
 
 def _place(weight: Tensor) -> tuple[int, int]:
@@ -99,6 +115,6 @@ def collect_expert_stats(
 
 def expert_layers(layer: Layer) -> Iterator[Layer]:
     """Yield one layer per expert of a stack, `layer` being the stack [E, .., ..] itself."""
-    for expert in range(len(layer.module.get_parameter(layer.parameter))):
+    for expert in range(num_experts(layer.module, layer.parameter)):
         name = f"{layer.name}.{expert}.{layer.parameter}"
         yield Layer(layer.path, name, layer.module, layer.spec, layer.parameter, expert)

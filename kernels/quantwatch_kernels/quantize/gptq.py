@@ -28,6 +28,7 @@ from quantwatch_kernels.quantize.descent import by_column, descend, round_column
 from quantwatch_kernels.quantize.mse import mse_qparams
 from quantwatch_kernels.quantize.qparams import QParams, choose_qparams
 from quantwatch_kernels.quantize.recipe import WeightSpec
+from quantwatch_kernels.quantize.stepped import with_steps
 
 __all__ = ["Feedback", "factorize", "gptq", "output_error", "solve"]
 
@@ -90,11 +91,11 @@ def gptq(
         )
     feedback = feedback or factorize(hessian_KK)
     weight = weight_NK.float()
-    qparams = (
-        mse_qparams(weight, spec, feedback.importance)
-        if spec.clip == "mse"
-        else choose_qparams(weight, spec)
-    )
+    if spec.clip == "mse":
+        found = mse_qparams(weight, spec, feedback.importance)
+        qparams = with_steps(weight, found, spec, feedback.importance)
+    else:
+        qparams = with_steps(weight, choose_qparams(weight, spec), spec)
     solved = QuantizedWeight(solve(weight, qparams, spec, feedback, _SWEEPS), qparams, spec)
     nearest = quantize_weight(weight, replace(spec, method="nearest", clip="none"))
     errors = [output_error(weight, q.values, hessian_KK) for q in (solved, nearest)]

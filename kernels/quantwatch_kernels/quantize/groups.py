@@ -21,8 +21,9 @@ from torch import nn
 
 from quantwatch_kernels.quantize.experts import expert_layers
 from quantwatch_kernels.quantize.recipe import Recipe
-from quantwatch_kernels.quantize.routers import SHARED_GATE, routing_name
+from quantwatch_kernels.quantize.routers import SHARED_GATE, routing_paths
 from quantwatch_kernels.quantize.selection import Layer, scope_names, scoped
+from quantwatch_kernels.quantize.stacks import is_stack
 from quantwatch_kernels.quantize.walk import find_decoder_layers
 
 __all__ = ["KINDS", "Group", "Kind", "find_groups"]
@@ -65,9 +66,10 @@ def find_groups(model: nn.Module, scopes: Mapping[str, str] | None = None) -> li
     """
     names = scope_names(model, scopes or {})
     groups = [_outside(model, names, "embedding")]
+    routing = routing_paths(model)
     for number, (path, layer) in enumerate(find_decoder_layers(model)):
         parts = list(_parts(path, layer, names))
-        groups += [g for g in _in_layer(number, path, parts, names) if g.parts]
+        groups += [g for g in _in_layer(number, path, parts, names, routing) if g.parts]
     groups.append(_outside(model, names, "head"))
     return [group for group in groups if group is not None]
 
@@ -91,20 +93,24 @@ def _parts(path: str, layer: nn.Module, names: Mapping[str, str]) -> Iterator[La
             if not value.is_floating_point():
                 continue
             whole = Layer(place, scoped(place, names), module, _ANY, parameter)
-            if value.ndim == 3:
+            if is_stack(place, module, parameter):
                 yield from expert_layers(whole)
             elif value.ndim == 2 and parameter == "weight":
                 yield whole
 
 
 def _in_layer(
-    number: int, path: str, parts: list[Layer], names: Mapping[str, str]
+    number: int,
+    path: str,
+    parts: list[Layer],
+    names: Mapping[str, str],
+    routing: Mapping[str, str],
 ) -> Iterator[Group]:
     def group(kind: Kind, where: str, members: list[Layer], name: str = "") -> Group:
         return Group(name or scoped(where, names), kind, number, where, tuple(members))
 
-    gates = [part for part in parts if routing_name(part.path)]
-    plain = [part for part in parts if not routing_name(part.path)]
+    gates = [part for part in parts if part.path in routing]
+    plain = [part for part in parts if part.path not in routing]
     yield group("layer", path, plain)
     for kind, pattern in (("attention", _ATTENTION), ("mlp", _MLP)):
         members = [part for part in plain if pattern.search(_child(path, part))]
@@ -121,7 +127,7 @@ def _in_layer(
     shared = [part for part in plain if "shared_expert" in part.path]
     yield group("shared expert", shared[0].path.rpartition(".")[0] if shared else path, shared)
     for part in gates:
-        shared_gate = routing_name(part.path) == SHARED_GATE
+        shared_gate = routing[part.path] == SHARED_GATE
         yield group("shared gate" if shared_gate else "router", part.path, [part])
     for part in plain:
         if _number(part) is None:

@@ -37,7 +37,8 @@ from quantwatch_kernels.quantize.packed_embedding import TiedHead
 from quantwatch_kernels.quantize.packed_linear import PackedLinear
 from quantwatch_kernels.quantize.recipe import Recipe
 from quantwatch_kernels.quantize.recipe_json import recipe_from_json
-from quantwatch_kernels.quantize.unmatched import own_globs
+from quantwatch_kernels.quantize.stored_tensors import check_stored
+from quantwatch_kernels.quantize.unmatched import module_names, own_globs
 
 __all__ = ["METHOD", "QuantwatchConfig", "QuantwatchQuantizer", "save_quantized"]
 
@@ -68,7 +69,7 @@ class QuantwatchConfig(QuantizationConfigMixin):  # type: ignore[misc]
             allowed = ", ".join(get_args(Execution))
             raise ValueError(f"execution is {execution!r}; allowed: {allowed}.")
         self.execution = execution
-        self.modules_to_not_convert = modules_to_not_convert
+        self.modules_to_not_convert = module_names(modules_to_not_convert)
         self.layout = _layout(stored)
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,8 +102,11 @@ def _layout(stored: Mapping[str, Any]) -> Layout | None:
     if stored.get("quant_method", METHOD) != METHOD:
         raise ValueError(f"quant_method is {stored['quant_method']!r}; allowed: {METHOD!r}.")
     if "layers" not in stored:
+        if more := sorted(stored.keys() - {"quant_method"}):
+            why = "the checkpoint doesn't describe its packed layers"
+            raise ValueError(f"{more[0]} is given without layers: {why}.")
         return None
-    if stored.get("format_version") != _VERSION:
+    if type(stored.get("format_version")) is not int or stored["format_version"] != _VERSION:
         raise ValueError(
             f"format_version is {stored.get('format_version')!r}; allowed: {_VERSION}."
         )
@@ -141,11 +145,11 @@ class QuantwatchQuantizer(HfQuantizer):  # type: ignore[misc]
             )
 
     def _process_model_before_weight_loading(self, model: nn.Module, **kwargs: Any) -> None:
-        del kwargs
         if self.pre_quantized:
             layout = self.quantization_config.layout
             assert layout is not None
             install_empty(model, layout, self.quantization_config.execution)
+            check_stored(kwargs.get("checkpoint_files") or (), layout)
             # Before weights arrive: they are read in the dtype of what they are read into.
             keep_routers_high_(model)
             # Some models initialize `module.c_proj.weight` by name and skip what has this mark.

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from quantwatch_kernels.quantize.blocks import Gain, norm_children, norm_gain
 from quantwatch_kernels.quantize.interpose import interpose
 from quantwatch_kernels.quantize.routers import choosing_matrices, unrouted_experts
+from quantwatch_kernels.quantize.stacks import lies_flat
 
 __all__ = ["KEEPS_STATISTICS", "keep_routers_high_", "keep_statistics_high_"]
 
@@ -55,14 +56,23 @@ class _Float32Router(nn.Module):
             return output
         logits = output[-1] if isinstance(self, nn.Linear) else output[0]
         return tuple(
-            x.to(hidden_states.dtype)
-            if isinstance(x, Tensor) and x.is_floating_point() and x is not logits
-            else x
-            for x in output
+            x.to(hidden_states.dtype) if _is_float(x) and x is not logits else x for x in output
         )
 
 
-KEEPS_STATISTICS = (_Float32Norm, _Float32Router)
+class _TakesOneDtype(nn.Module):
+    """Experts that add what they make to sums of the input's dtype, whatever weighs it (DBRX)."""
+
+    def forward(self, hidden_states: Tensor, *args: Any) -> Any:
+        taken = [x.to(hidden_states.dtype) if _is_float(x) else x for x in args]
+        return super().forward(hidden_states, *taken)
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+KEEPS_STATISTICS = (_Float32Norm, _Float32Router, _TakesOneDtype)
 """What `keep_statistics_high_` makes of modules; called on the plain model it does so again."""
 
 
@@ -93,6 +103,9 @@ def keep_routers_high_(model: nn.Module) -> Notes:
             notes.append((router, why))
         elif narrow:
             notes += _keep_router(narrow[0], model.get_submodule(narrow[0]))
+            for child in model.get_submodule(router.rpartition(".")[0]).children():
+                if any(lies_flat(inner) for inner in child.modules()):
+                    interpose(child, _TakesOneDtype)
     notes += [
         (path, "no router was found beside these experts") for path in unrouted_experts(model)
     ]
@@ -125,9 +138,12 @@ def _keep_norm(path: str, norm: nn.Module) -> Notes:
     probe = 300 * (0.5 + torch.rand(4, len(weight), generator=generator))
     probe[:, ::3] *= -1
     probe = probe.to(weight.device, weight.dtype)
+    try:
+        with torch.no_grad():
+            found = norm(probe).double()
+    except (AttributeError, TypeError):  # a gated norm (Qwen3-Next's) without its gate
+        return [(path, f"{type(norm).__name__} takes more than its input: left alone")]
     gain = norm_gain(norm)
-    with torch.no_grad():
-        found = norm(probe).double()
     if gain is not None:
         if _keeps_statistics(norm, gain, probe, found):
             return []

@@ -7,7 +7,7 @@ with the quantized values; `reference` is that in float64.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -121,6 +121,11 @@ class PackedLinear(nn.Module):
         self._native.clear()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Forget native layouts of the codes that were here: buffers are written in place."""
+        self._native.clear()
+        super()._load_from_state_dict(*args, **kwargs)
 
     def _pack_zeros(self, zeros: Tensor | None) -> Tensor | None:
         if zeros is None or self.spec.zero == "float":

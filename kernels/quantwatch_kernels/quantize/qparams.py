@@ -50,6 +50,8 @@ class QParams:
 
     scales: Tensor
     zeros: Tensor | None
+    base: Tensor | None = None
+    """[N, 1], where scales are stepped: what they are whole multiples of (`stepped`)."""
 
 
 def grouped(weight_NK: Tensor, group_size: int) -> Tensor:

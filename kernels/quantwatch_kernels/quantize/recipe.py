@@ -63,6 +63,19 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.smooth is not None and not 0 <= self.smooth <= 1:
             raise ValueError(f"smooth lies in 0 … 1; it is {self.smooth}.")
+        self._check_stepped()
+
+    def _check_stepped(self) -> None:
+        """Stepped scales are kept by layers that multiply integers, and by no others."""
+        if self.embedding is not None and self.embedding.scales == "stepped":
+            raise ValueError("the embedding is looked up: it can't have stepped scales.")
+        specs = [self.weights, *(rule.weights for rule in self.layers)]
+        asked = any(spec is not None and spec.scales == "stepped" for spec in specs)
+        if asked and not (self.activations is not None and self.activations.by_token(8)):
+            raise ValueError(
+                "stepped scales are for products in integers: they need dynamic activations in 8 "
+                "bits with a scale per token."
+            )
 
     @property
     def calibrated(self) -> bool:

@@ -28,7 +28,7 @@ from quantwatch_kernels.quantize.recipe import (
 __all__ = ["recipe_from_json", "spec_from_json"]
 
 T = TypeVar("T")
-_CHOICES = ("zero", "clip", "method", "rounding")
+_CHOICES = ("zero", "clip", "method", "rounding", "scales")
 _SPEC = frozenset({"weights", "range", "granularity", "group_size", "scale_dtype", *_CHOICES})
 _RECIPE = ("exclude", "layers", "embedding", "activations", "smooth", "rotation", "residual_dtype")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -7,7 +7,8 @@ stay infinite and are counted (`residual_overflows`).
 """
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from quantwatch_kernels.quantize.high_precision import KEEPS_STATISTICS
 from quantwatch_kernels.quantize.interpose import interpose
 from quantwatch_kernels.quantize.walk import find_decoder_layers
 
-__all__ = ["residual_overflows", "round_residual_"]
+__all__ = ["overflows_uncounted", "residual_overflows", "round_residual_"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Notes = list[tuple[str, str]]
@@ -146,3 +147,15 @@ def residual_overflows(model: nn.Module) -> dict[str, int]:
         for path, module in model.named_modules()
         if isinstance(module, _RoundsStream) and module.num_overflows
     }
+
+
+@contextmanager
+def overflows_uncounted(model: nn.Module) -> Iterator[None]:
+    """Inside, run a module as an experiment: its overflows are not counted."""
+    found = [module for module in model.modules() if isinstance(module, _RoundsStream)]
+    before = [module.num_overflows for module in found]
+    try:
+        yield
+    finally:
+        for module, count in zip(found, before, strict=True):
+            module.num_overflows = count

@@ -1,13 +1,15 @@
 """Which matrices of a model a recipe converts, and why every other one stays."""
 
 import fnmatch
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor, nn
 
 from quantwatch_kernels.quantize.recipe import Recipe, WeightSpec
-from quantwatch_kernels.quantize.routers import routing_name
+from quantwatch_kernels.quantize.routers import routing_paths
+from quantwatch_kernels.quantize.stacks import is_stack, num_experts, stack, stored_in_out
 from quantwatch_kernels.quantize.unmatched import refuse_unmatched
 
 __all__ = ["Layer", "Reasons", "Selection", "scope_names", "scoped", "select"]
@@ -40,14 +42,15 @@ class Layer:
         """Whether the module stores its weight as [in, out]."""
         if self.expert is None:
             return type(self.module).__name__ == "Conv1D"
-        return bool(getattr(self.module, "is_transposed", False))
+        return stored_in_out(self.module, self.parameter)
 
     @property
     def weight(self) -> Tensor:
         """The weight [out, in], sharing memory with the module's."""
-        weight = self.module.get_parameter(self.parameter).detach()
         if self.expert is not None:
-            weight = weight[self.expert]
+            weight = stack(self.module, self.parameter)[self.expert]
+        else:
+            weight = self.module.get_parameter(self.parameter).detach()
         return weight.T if self.transposed else weight
 
     @property
@@ -91,7 +94,8 @@ def select(model: nn.Module, recipe: Recipe, names: Mapping[str, str]) -> Select
 
     Raises ValueError for a rule or an exclusion of the recipe that matches nothing.
     """
-    _refuse_unmatched(model, recipe, names)
+    places_of = partial(_places, names=names, routing=routing_paths(model))
+    _refuse_unmatched(model, recipe, places_of)
     owners = _owners(model)
     find_table = getattr(model, "get_input_embeddings", None)
     table = find_table() if callable(find_table) else None
@@ -102,45 +106,49 @@ def select(model: nn.Module, recipe: Recipe, names: Mapping[str, str]) -> Select
             if parameter.ndim < 2:
                 continue
             reasons = []
-            for place in _places(path, module, parameter_name, names):
+            places = list(places_of(path, module, parameter_name))
+            for place in places:
                 spec = _decide(place, parameter, recipe, owners, module is table)
                 if isinstance(spec, WeightSpec):
                     layer = Layer(path, place.name, module, spec, parameter_name, place.expert)
                     layers.append(layer)
                 else:
                     reasons.append((place.name, spec))
-            skipped += _together(reasons, f"{names[path]}.{parameter_name}", len(parameter))
+            skipped += _together(reasons, f"{names[path]}.{parameter_name}", len(places))
     return Selection(tuple(layers), tuple(skipped))
 
 
-def _refuse_unmatched(model: nn.Module, recipe: Recipe, names: Mapping[str, str]) -> None:
+def _refuse_unmatched(
+    model: nn.Module, recipe: Recipe, places_of: Callable[..., Iterator["_Place"]]
+) -> None:
     ruled: list[set[str]] = []
     others: list[set[str]] = []
     for path, module in model.named_modules():
         for parameter_name, parameter in module.named_parameters(recurse=False):
             free = parameter.ndim >= 2 and not isinstance(module, nn.Embedding)
-            places = _places(path, module, parameter_name, names)
+            places = places_of(path, module, parameter_name)
             (ruled if free else others).extend(place.aliases for place in places)
     refuse_unmatched(recipe, ruled, others)
 
 
 def _places(
-    path: str, module: nn.Module, parameter: str, names: Mapping[str, str]
+    path: str,
+    module: nn.Module,
+    parameter: str,
+    names: Mapping[str, str],
+    routing: Collection[str],
 ) -> Iterator["_Place"]:
     """Yield where a parameter is; each expert of a stack is a place of its own."""
-    value = module.get_parameter(parameter)
-    if value.ndim != 3 or not _holds_experts(path, module):
+    if not is_stack(path, module, parameter):
         suffix = "" if parameter == "weight" else f".{parameter}"
-        yield _Place(f"{path}{suffix}", f"{names[path]}{suffix}", module)
+        routes = path in routing
+        yield _Place(f"{path}{suffix}", f"{names[path]}{suffix}", module, routes)
         return
-    for expert in range(len(value)):
+    for expert in range(num_experts(module, parameter)):
         suffix = f".{expert}.{parameter}"
         whole = scoped(path, names)
-        yield _Place(f"{path}{suffix}", f"{whole}{suffix}", module, expert, f"{whole}.{parameter}")
-
-
-def _holds_experts(path: str, module: nn.Module) -> bool:
-    return "experts" in _last(path) or hasattr(module, "num_experts")
+        name, stacked = f"{whole}{suffix}", f"{whole}.{parameter}"
+        yield _Place(f"{path}{suffix}", name, module, False, expert, stacked)
 
 
 def _together(reasons: list[tuple[str, str]], stack: str, count: int) -> list[tuple[str, str]]:
@@ -154,6 +162,7 @@ class _Place:
     path: str
     name: str
     module: nn.Module
+    routes: bool = False
     expert: int | None = None
     stack: str = ""
 
@@ -165,7 +174,7 @@ class _Place:
         """
         found = {text for whole in (self.name, self.path) for text in (whole, _last(whole))}
         found |= {self.stack} if self.stack else set()
-        return found | ({"router"} if routing_name(self.path) else set())
+        return found | ({"router"} if self.routes else set())
 
 
 def _owners(model: nn.Module) -> dict[int, list[str]]:

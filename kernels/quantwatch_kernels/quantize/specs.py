@@ -79,6 +79,8 @@ class WeightSpec:
     method: Method = "nearest"
     scale_dtype: torch.dtype = torch.float32
     rounding: Literal["nearest", "stochastic"] = "nearest"
+    scales: Literal["free", "stepped"] = "free"
+    """stepped: multiples 1 … 18 of one scale per row, which int8 activations are multiplied by."""
 
     def __post_init__(self) -> None:
         if self.format.symmetric != (self.zero == "none"):
@@ -92,6 +94,19 @@ class WeightSpec:
             raise ValueError(
                 f"{self.method} decides itself how to round; stochastic doesn't apply."
             )
+        if self.scales == "stepped":
+            self._check_stepped()
+
+    def _check_stepped(self) -> None:
+        grouped = isinstance(self.granularity, PerGroup)
+        if self.format.bits != 4 or self.zero == "float" or not grouped:
+            raise ValueError(
+                "stepped scales are for int4 and uint4 in groups, with zero none or integer; not "
+                f"for {self.format.name} per {granularity_name(self.granularity)}, "
+                f"zero {self.zero}."
+            )
+        if self.rounding == "stochastic":
+            raise ValueError("stepped scales may clip, which stochastic rounding must not.")
 
     @property
     def calibrated(self) -> bool:
@@ -105,6 +120,8 @@ class WeightSpec:
         """
         groups = -(-columns // self.granularity.group_size(columns))
         scales = rows * groups * self.scale_dtype.itemsize
+        if self.scales == "stepped":
+            scales = rows * (groups + self.scale_dtype.itemsize)  # a byte per step
         zeros = {"none": 0, "integer": self.format.num_bytes(rows, groups), "float": scales}
         return self.format.num_bytes(rows, columns) + scales + zeros[self.zero]
 
@@ -118,7 +135,7 @@ class WeightSpec:
         }
         # Only what departs from the plain recipe, so that its digest is what it always was.
         plain = WeightSpec(self.format, self.granularity, self.zero)
-        for name in ("clip", "method", "rounding"):
+        for name in ("clip", "method", "rounding", "scales"):
             if getattr(self, name) != getattr(plain, name):
                 described[name] = getattr(self, name)
         if self.zero != "none":
@@ -164,6 +181,11 @@ class ActivationSpec:
                 "clip_ratio belongs to dynamic ranges; a static one is the observer's. "
                 f"It is {self.clip_ratio}."
             )
+
+    def by_token(self, bits: int) -> bool:
+        """Say whether each token has a scale of its own, made as it comes, and so many bits."""
+        whole = isinstance(self.granularity, PerChannel)
+        return whole and not self.static and self.format.bits == bits
 
     def to_json(self) -> dict[str, object]:
         """Return what makes two specs the same."""

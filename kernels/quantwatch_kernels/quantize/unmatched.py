@@ -13,7 +13,7 @@ from torch import nn
 
 from quantwatch_kernels.quantize.recipe import Recipe
 
-__all__ = ["own_globs", "refuse_unmatched"]
+__all__ = ["module_names", "own_globs", "refuse_unmatched"]
 
 Aliases = Collection[str]
 """What a glob may match of one place."""
@@ -36,6 +36,18 @@ def refuse_unmatched(
     for glob in recipe.exclude:
         if glob not in _MAY_BE_ABSENT:
             _require(recipe, f"the exclusion {glob!r}", glob, everything)
+
+
+def module_names(names: object) -> list[str] | None:
+    """Return `modules_to_not_convert` as a list; raises ValueError for anything but names."""
+    if names is None:
+        return None
+    given = list(names) if isinstance(names, list | tuple) else []
+    wanted = isinstance(names, list | tuple)
+    if not wanted or not all(isinstance(name, str) and name for name in given):
+        allowed = "a list of module paths, or of their last components"
+        raise ValueError(f"modules_to_not_convert is {names!r:.80}; allowed: {allowed}.")
+    return given
 
 
 def own_globs(path: str, module: nn.Module) -> set[str]:

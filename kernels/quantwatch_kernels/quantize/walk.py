@@ -213,7 +213,8 @@ def find_decoder_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     count = getattr(text, "num_hidden_layers", None)
     if count is None:
         raise ValueError(f"{type(model).__name__} has no config that says num_hidden_layers.")
-    found = _outermost_lists(model, count)
+    # LongCat says num_layers, and counts each as two hidden layers.
+    found = _outermost_lists(model, count) or _outermost_lists(model, _num_layers(text))
     if len(found) != 1:
         names = ", ".join(path for path, _ in found)
         raise ValueError(
@@ -225,6 +226,11 @@ def find_decoder_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     if len({id(module) for module in modules.values()}) < len(modules):
         raise ValueError(f"{path} lists a layer twice; it can't be walked layer by layer.")
     return [(f"{path}.{name}", module) for name, module in modules.items() if module is not None]
+
+
+def _num_layers(config: Any) -> int:
+    count = getattr(config, "num_layers", None)
+    return count if isinstance(count, int) else -1
 
 
 def _outermost_lists(model: nn.Module, count: int) -> list[tuple[str, nn.ModuleList]]:

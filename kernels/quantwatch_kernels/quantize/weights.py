@@ -12,6 +12,7 @@ from quantwatch_kernels.quantize.input_stats import InputStats
 from quantwatch_kernels.quantize.mse import mse_qparams
 from quantwatch_kernels.quantize.qparams import QParams
 from quantwatch_kernels.quantize.selection import Layer
+from quantwatch_kernels.quantize.stepped import with_steps
 
 __all__ = ["quantize_layer"]
 
@@ -27,7 +28,9 @@ def quantize_layer(layer: Layer, stats: InputStats | None) -> tuple[QuantizedWei
         quantized, notes = _by_method(layer, stats)
     except ValueError as error:
         raise ValueError(f"{layer.name}: {error}") from error
-    wanted, stored = layer.spec.scale_dtype, quantized.qparams.scales.dtype
+    qparams = quantized.qparams
+    kept = qparams.scales if qparams.base is None else qparams.base
+    wanted, stored = layer.spec.scale_dtype, kept.dtype
     if stored != wanted:
         what = "scales or zeros" if layer.spec.zero == "float" else "scales"
         notes = (*notes, f"{what} don't fit {wanted}: stored as {stored}")
@@ -58,6 +61,7 @@ def _by_method(layer: Layer, stats: InputStats | None) -> tuple[QuantizedWeight,
 
 
 def _with(layer: Layer, qparams: QParams) -> QuantizedWeight:
+    qparams = with_steps(layer.weight, qparams, layer.spec)
     codes = quantize(layer.weight, qparams, layer.spec, _generator(layer))
     return QuantizedWeight(codes, qparams, layer.spec)
 

@@ -50,8 +50,8 @@ class Measurer:
             self.report.shift("candidates", "isolated", readings[name].isolated_s)
             progress.advance(layout.batch.num_tokens)
         heads = {
-            name: Head.of(self.probes[name].model, self._readouts[name], reading.head_input)
-            for name, reading in readings.items()
+            name: Head.of(probe.model, self._readouts[name], readings[name].head_input, probe.watch)
+            for name, probe in self.probes.items()
         }
         theirs = self._source.head(trace.head_input)
         equal = {name for name in heads if self.report.bit_equal[name] and readings[name].is_equal}

@@ -15,6 +15,7 @@ from quantwatch.models.loaded import LoadedModel
 from quantwatch_kernels.compare.lens import Readout
 from quantwatch_kernels.compare.output import OutputStatistics, leaked_mass, output_statistics
 from quantwatch_kernels.compare.tap import TapStatistics, isolated_error, tap_statistics
+from quantwatch_kernels.registry import Watch, watched
 
 _CHUNK_LOGITS = 15 << 20
 """Logits of one model that are alive at a time: 63 MB."""
@@ -30,15 +31,20 @@ class Head:
     """The head's input [R, H] at the measured rows of a batch."""
     dtype: torch.dtype
     num_tokens: int | None = None
+    watch: Watch | None = None
+    """Counts what its kernels do."""
 
     @classmethod
-    def of(cls, model: LoadedModel, readout: Readout, inputs: Tensor) -> "Head":
+    def of(
+        cls, model: LoadedModel, readout: Readout, inputs: Tensor, watch: Watch | None = None
+    ) -> "Head":
         """Bundle a model's readout with what goes into it on one batch."""
-        return cls(readout, inputs, model.dtype, model.num_tokens)
+        return cls(readout, inputs, model.dtype, model.num_tokens, watch)
 
     def logits(self, rows: Tensor, *, into: str) -> Tensor:
         """Return float32 logits [rows, V], valid until the buffer `into` is used again."""
-        return self.readout.head_logits(self.inputs[rows], into=into)
+        with watched(self.watch):
+            return self.readout.head_logits(self.inputs[rows], into=into)
 
 
 @dataclass(slots=True)
@@ -172,7 +178,7 @@ def isolate_head(
 
     Return the isolated errors float64 [rows] and the ids whose logit differs anywhere.
     """
-    fed = replace(candidate, inputs=reference.inputs.to(candidate.inputs))
+    fed = replace(candidate, inputs=reference.inputs.to(candidate.inputs), watch=None)
     theirs = reference.logits(rows, into="reference logits")[:, :width]
     ours = fed.logits(rows, into="candidate logits")[:, :width].to(theirs.device)
     same = (theirs == ours) | (theirs.isnan() & ours.isnan())

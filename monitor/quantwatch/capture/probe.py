@@ -19,6 +19,8 @@ from quantwatch.capture.calls import Call
 from quantwatch.domain import HEAD, Scope
 from quantwatch.errors import CaptureError
 from quantwatch.models.loaded import LoadedModel
+from quantwatch_kernels.quantize.residual import overflows_uncounted, residual_overflows
+from quantwatch_kernels.registry import Watch, watched
 
 
 class Listener(Protocol):
@@ -45,6 +47,9 @@ class Probe:
         """How often each scope fired in the last forward."""
         self.all_firings: Counter[Scope] = Counter()
         self.num_forwards = 0
+        self.watch = Watch()
+        """What the model's kernels did under observation."""
+        self._overflows_before = residual_overflows(model.module)
         self._listener: Listener | None = None
         self._head_call: Call | None = None
         self._handles: list[RemovableHandle] = []
@@ -90,7 +95,9 @@ class Probe:
         try:
             if batch.isolated:  # hooks slow modules down: those on linears by a percent of a run
                 self._hook(_only_linears(self.model), linears)
-            self.model.module(batch.token_ids(self.model.device), **self._options(batch))
+            ids, options = batch.token_ids(self.model.device), self._options(batch)
+            with watched(self.watch):
+                self.model.module(ids, **options)
         except _HeadReachedError:
             pass
         finally:
@@ -106,9 +113,19 @@ class Probe:
         outer = self._listener, self.firings
         self._listener, self.firings = listener, Counter()
         try:
-            return module.forward(*call.args, **call.kwargs)
+            with overflows_uncounted(module):
+                return module.forward(*call.args, **call.kwargs)
         finally:
             self._listener, self.firings = outer
+
+    def overflows(self) -> dict[str, int]:
+        """Return scope → values that a narrow residual stream made infinite under observation."""
+        names = self.model.anatomy.scopes_by_path
+        found = {
+            str(names.get(path, path)): count - self._overflows_before.get(path, 0)
+            for path, count in residual_overflows(self.model.module).items()
+        }
+        return {scope: count for scope, count in found.items() if count}
 
     def _options(self, batch: Batch) -> dict[str, Any]:
         # A cache would grow each time attention is run again for its isolated error.
@@ -143,7 +160,8 @@ class Probe:
     ) -> None:
         if self._listener is not None:
             self.firings[scope] += 1
-            self._listener.after(scope, module, Call(args, kwargs), output)
+            with watched(None):  # what looking takes is not the model's
+                self._listener.after(scope, module, Call(args, kwargs), output)
 
     def _head_input(self, batch: Batch) -> Tensor:
         assert self._head_call is not None

@@ -35,6 +35,8 @@ class CaptureReport:
     first_nonfinite: dict[str, NonFinite] = field(default_factory=dict)
     """Model name → its first non-finite value; what the reference has itself is the reference's."""
     bit_equal: dict[str, bool] = field(default_factory=dict)
+    events: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Model name → what its kernels did unasked: slow calls, fallbacks, overflows, in words."""
 
     def note_nonfinite(self, name: str, found: NonFinite | None) -> None:
         """Keep the finding of the first prompt."""

@@ -9,6 +9,7 @@ import torch
 from quantwatch.capture.basis import incomparable, refuse_as_reference
 from quantwatch.capture.batches import Batch, plan_batches, regroup
 from quantwatch.capture.conditions import measure_conditions
+from quantwatch.capture.events import event_words
 from quantwatch.capture.layout import lay_out
 from quantwatch.capture.measure import Measurer
 from quantwatch.capture.observer import check_observer_effect, plain_logits
@@ -192,8 +193,9 @@ def _is_needed(scope: Scope) -> bool:
 
 
 def _prove(probes: Mapping[str, Probe], report: CaptureReport) -> None:
-    """Note how often every tap fired."""
+    """Note how often every tap fired, and what the kernels did unasked."""
     for name, probe in probes.items():
         report.num_forwards[name] = probe.num_forwards
+        report.events[name] = event_words(probe.watch, probe.overflows())
         for scope in probe.model.anatomy.taps:
             report.firings.setdefault(scope, {})[name] = probe.all_firings[scope]

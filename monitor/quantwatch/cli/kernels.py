@@ -24,6 +24,12 @@ Text = Annotated[
     Path | None,
     typer.Option("--text", exists=True, dir_okay=False, help="Plain text; core-v1 when absent."),
 ]
+Tasks = Annotated[
+    Path | None,
+    typer.Option(
+        "--tasks", exists=True, dir_okay=False, help="Multiple choice, .jsonl; table memory only."
+    ),
+]
 Windows = Annotated[int, typer.Option(min=2, help="Windows of 512 tokens of --text.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Write it here: Markdown, or .json.")]
 Folder = Annotated[Path, typer.Option("--out", help="Folder of the checkpoint; must not exist.")]
@@ -93,8 +99,8 @@ def bench(
 @app.command("table")
 def table(
     context: typer.Context, name: Name = None, *, model: Model = "smollm2-135m",
-    text: Text = None, windows: Windows = 8, seed: Seed = 0, quick: Quick = False,
-    threads: Threads = 1, json: o.AsJson = False, out: Out = None,
+    text: Text = None, windows: Windows = 8, tasks: Tasks = None, seed: Seed = 0,
+    quick: Quick = False, threads: Threads = 1, json: o.AsJson = False, out: Out = None,
 ) -> None:  # fmt: skip
     """Measure a table anew, or list the tables."""
     from quantwatch.cli import laboratory as lab
@@ -103,7 +109,7 @@ def table(
     if name is None:
         return lab.tables(session)
     lab.pin(threads)
-    request = lab.request(model, text, windows, seed, quick)
+    request = lab.request(model, (text, tasks), windows, seed, quick)
     return lab.table(session, name, request, out=out)
 
 

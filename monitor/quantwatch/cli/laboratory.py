@@ -110,10 +110,13 @@ def bench(session: Session, rounds: int, *, quick: bool, store: bool, out: Path 
     deliver(session, speeds_table(speeds), out)
 
 
-def request(model: str, text: Path | None, windows: int, seed: int, quick: bool) -> TableRequest:
-    """Return what a table is made of."""
+def request(
+    model: str, texts: tuple[Path | None, Path | None], windows: int, seed: int, quick: bool
+) -> TableRequest:
+    """Return what a table is made of; `texts` are the measured one and multiple-choice items."""
+    text, tasks = texts
     return TableRequest(
-        cache_dir(), model, text, windows=windows, seed=seed, quick=quick, tell=whisper
+        cache_dir(), model, text, windows, seed, quick=quick, tell=whisper, tasks=tasks
     )
 
 

@@ -46,6 +46,11 @@ class WeightsConfig(Strict):
     rounding: Literal["nearest", "stochastic"] = Field(
         default="nearest", description='stochastic (seeded) only with method = "nearest".'
     )
+    scales: Literal["free", "stepped"] = Field(
+        default="free",
+        description="stepped: int4 or uint4 groups whose scales are multiples of one per channel, "
+        "so that 8-bit activations are multiplied in integers.",
+    )
 
     @model_validator(mode="after")
     def _possible(self) -> "WeightsConfig":
@@ -59,7 +64,19 @@ class WeightsConfig(Strict):
             raise ValueError('method = "hqq" needs an asymmetric format with zero = "float"')
         if self.rounding == "stochastic" and self.method != "nearest":
             raise ValueError(f'rounding = "stochastic" is not allowed with method = {self.method}')
+        if self.scales == "stepped":
+            self._check_stepped()
         return self
+
+    def _check_stepped(self) -> None:
+        if self.weights not in ("int4", "uint4") or self.granularity != "group":
+            raise ValueError(
+                'scales = "stepped" needs int4 or uint4 with granularity = "group"; it is '
+                f"{self.weights} with {self.granularity}"
+            )
+        for key, wrong in (("zero", "float"), ("rounding", "stochastic")):
+            if getattr(self, key) == wrong:
+                raise ValueError(f'scales = "stepped" is not allowed with {key} = "{wrong}"')
 
 
 def _changed(section: Strict) -> set[str]:

@@ -62,6 +62,23 @@ class RecipeConfig(WeightsConfig):
             raise ValueError("calibration is given, but nothing in this recipe uses it")
         return self
 
+    @model_validator(mode="after")
+    def _stepped(self) -> "RecipeConfig":
+        if self.embedding is not None and self.embedding.scales == "stepped":
+            raise ValueError('embedding: scales = "stepped" is for linear layers only')
+        inputs = self.activations
+        if any(spec.scales == "stepped" for spec in self._specs()) and (
+            inputs is None
+            or inputs.static
+            or inputs.granularity != "token"
+            or inputs.format not in ("int8", "uint8")
+        ):
+            raise ValueError(
+                'scales = "stepped" needs activations in int8 or uint8, granularity = "token", '
+                "not static"
+            )
+        return self
+
     def _specs(self) -> list[WeightsConfig]:
         embedding = [] if self.embedding is None else [self.embedding]
         return [self, *self.layers, *embedding]

@@ -104,7 +104,7 @@ def measure_shape(
             layers = [field.make(weight) for _ in range(copies)]
             messages.append(_answered(field, layers, x))
             runs.append(lambda copy, layers=layers: layers[copy](x))  # type: ignore[misc]
-        baseline, *seconds = _interleaved(runs, copies, rounds)
+        baseline, *seconds = interleaved(runs, copies, rounds)
     return [
         _speed(field, shape, (baseline, mine), message)
         for field, mine, message in zip(fields, seconds, messages, strict=True)
@@ -124,9 +124,7 @@ def _answered(field: Contestant, layers: list[nn.Module], x: Tensor) -> str:
     return "; ".join(f"{fallback.used}: {fallback.reason}" for fallback in new)
 
 
-def _interleaved(
-    runs: list[Callable[[int], object]], copies: int, rounds: int
-) -> list[list[float]]:
+def interleaved(runs: list[Callable[[int], object]], copies: int, rounds: int) -> list[list[float]]:
     """Return the seconds of one call of each, round by round; the first two rounds warm up."""
     seconds: list[list[float]] = [[] for _ in runs]
     for round_ in range(rounds + 2):
@@ -148,7 +146,7 @@ def _speed(
 ) -> KernelSpeed:
     baseline, mine = seconds
     ratios = np.array(baseline) / np.array(mine)
-    low, high = _interval(ratios)
+    low, high = median_interval(ratios)
     return KernelSpeed(
         operator=field.operator,
         backend=field.backend,
@@ -166,7 +164,7 @@ def _speed(
     )
 
 
-def _interval(ratios: NDArray[np.float64]) -> tuple[float, float]:
+def median_interval(ratios: NDArray[np.float64]) -> tuple[float, float]:
     """Return the 95 % percentile bootstrap interval of the median over rounds."""
     drawn = np.random.default_rng(0).integers(len(ratios), size=(_RESAMPLES, len(ratios)))
     low, high = np.quantile(np.median(ratios[drawn], axis=1), (0.025, 0.975))

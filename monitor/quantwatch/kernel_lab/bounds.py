@@ -27,10 +27,10 @@ from quantwatch_kernels.quantize.affine import quantize_weight
 from quantwatch_kernels.quantize.recipe import Recipe, WeightSpec
 
 RECIPES = (
-    *("int8-tensor", "int8-channel", "int6-g64", "uint5-g64"),
+    *("int8-tensor", "int8-channel", "int7-g128", "int6-g64", "uint5-g64"),
     *("int4-g64", "uint4-g64", "int4-channel"),
+    *("int3-g64", "uint3-g64", "int2-g16", "uint2-g16"),
 )
-"""4 to 8 bits; the prediction for 2 and 3 needs weights that are normal (docs/kernels.md)."""
 FLOATS = (FP16, BF16, FP8_E4M3, FP8_E5M2)
 TIGHTNESS = 3.0
 SQNR_DB = 0.3

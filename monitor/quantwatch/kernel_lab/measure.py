@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from quantwatch.kernel_lab.kept import kept_share
 from quantwatch.kernel_lab.texts import Text
 from quantwatch.metrics.statistics import PromptValues, clustered_se
 from quantwatch_kernels.compare.output import OutputStatistics, output_statistics
@@ -46,6 +48,10 @@ class Figures:
     num_tokens: int
     num_nonfinite: int
     """Tokens whose KL is NaN or infinite."""
+    kept: float = math.nan
+    """accuracy ÷ accuracy_reference; NaN where the reference is never right."""
+    kept_se: float = math.nan
+    """Its standard error, paired and clustered by window; NaN with one window."""
 
 
 class Yardstick:
@@ -139,6 +145,8 @@ def _figures(rows: Sequence[_Row], size: int, bits: float) -> Figures:
     }
     kl = values["logit_kl"]
     broken = int((~np.isfinite(kl)).sum())
+    right, right_reference = (_hits(rows, ids) for ids in ("candidate_ids", "reference_ids"))
+    kept = kept_share(right, right_reference)
     said = {
         "kl": float(kl.mean()),
         "kl_se": _clustered(rows, float(kl.mean())),
@@ -150,12 +158,14 @@ def _figures(rows: Sequence[_Row], size: int, bits: float) -> Figures:
     return Figures(
         **(dict.fromkeys(said, math.nan) if broken else said),
         ppl_reference=float(np.exp(values["nll_reference"].mean())),
-        accuracy=_accuracy(rows, "candidate_ids"),
-        accuracy_reference=_accuracy(rows, "reference_ids"),
+        accuracy=float(np.concatenate(right).mean()),
+        accuracy_reference=float(np.concatenate(right_reference).mean()),
         bits_per_weight=bits,
         size_bytes=size,
         num_tokens=int(kl.size),
         num_nonfinite=broken,
+        kept=kept.share,
+        kept_se=kept.se,
     )
 
 
@@ -168,6 +178,6 @@ def _clustered(rows: Sequence[_Row], mean: float) -> float:
     return math.nan if se is None else se
 
 
-def _accuracy(rows: Sequence[_Row], ids: str) -> float:
-    right = [getattr(row.statistics, ids)[:, 0] == row.targets for row in rows]
-    return float(torch.cat(right).double().mean())
+def _hits(rows: Sequence[_Row], ids: str) -> list[NDArray[np.bool_]]:
+    """Say, window by window, where the likeliest next token is the text's."""
+    return [(getattr(row.statistics, ids)[:, 0] == row.targets).numpy() for row in rows]

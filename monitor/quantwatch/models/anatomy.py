@@ -20,6 +20,7 @@ from quantwatch.models.landmarks import (
     is_norm,
     linear_paths,
 )
+from quantwatch_kernels.quantize.routers import routing_paths
 
 _ATTENTION = (
     *("self_attn", "attn", "attention", "self_attention", "linear_attn", "self_attn_layer"),
@@ -29,7 +30,6 @@ _MLP = (
     *("mlp", "feed_forward", "block_sparse_moe", "moe", "ffn", "ff", "feedforward", "mlp_block"),
     *("ffn_layer", "moe_layer", "feed_forward_layer", "sparse_moe"),
 )
-_ROUTER = ("gate", "router", "gate_network", "shared_expert_gate")
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,10 @@ def _add_layer(found: _Found, index: int, path: str, layer: nn.Module) -> None:
             found.taps[scope] = f"{path}.{child}"
             parts[child] = scope
     found.taps[whole] = path
+    routing = routing_paths(layer)
     for child in linear_paths(layer):
-        beside_experts = _beside_experts(layer, child)
-        _add_linear(found, f"{path}.{child}", _canonical(child, whole, parts), beside_experts)
+        scope = _canonical(child, whole, parts)
+        _add_linear(found, f"{path}.{child}", scope, child in routing)
 
 
 def _canonical(child: str, whole: Scope, parts: dict[str, Scope]) -> Scope:
@@ -131,17 +132,11 @@ def _canonical(child: str, whole: Scope, parts: dict[str, Scope]) -> Scope:
     return Scope(f"{whole}.{child}")
 
 
-def _beside_experts(layer: nn.Module, child: str) -> bool:
-    parent = layer.get_submodule(child.rpartition(".")[0])
-    return any("experts" in name for name, _ in parent.named_children())
-
-
-def _add_linear(found: _Found, path: str, scope: Scope, beside_experts: bool) -> None:
+def _add_linear(found: _Found, path: str, scope: Scope, routes: bool) -> None:
     if scope in found.taps:
         return
     found.linears[scope] = path
-    # A gated MLP may have a `gate` too: only one beside experts routes.
-    if beside_experts and path.rsplit(".", 1)[-1] in _ROUTER:
+    if routes:
         found.routers.add(scope)
     if re.search(r"experts\.\d+(\.|$)", path):
         found.routed.add(scope)

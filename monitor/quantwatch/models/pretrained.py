@@ -15,6 +15,7 @@ from quantwatch.models import hub
 from quantwatch.models.checkpoint import check_folder, read_config
 from quantwatch.models.quantized import check_quantizer, quantization_of
 from quantwatch.models.quiet import explained, shorten
+from quantwatch_kernels.quantize.compressed_tensors import mark_loaded_
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,10 @@ def _load(location: str, folder: Path, commit: str | None, config: VariantConfig
             output_loading_info=True,
             **common,
         )
-    return Pretrained(module, folder, method, commit, refuse_incomplete(location, info))
+    notes = refuse_incomplete(location, info)
+    with explained(location):
+        mark_loaded_(module)
+    return Pretrained(module, folder, method, commit, notes)
 
 
 @contextmanager

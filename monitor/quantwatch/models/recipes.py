@@ -145,6 +145,7 @@ def _weights(config: WeightsConfig) -> WeightSpec:
         config.method,
         getattr(torch, config.scale_dtype),
         config.rounding,
+        config.scales,
     )
 
 

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from quantwatch.domain import (
+    WARNING,
     CandidateResult,
     Culprit,
     NonFinite,
@@ -112,7 +113,9 @@ def _measured_candidate(name: str, measured: Measured) -> CandidateResult:
         bit_equal=bit_equal,
         head_rows=report.head_rows.get(name, ()),
     )
-    variant = _with_notes(measured.models.candidates[name].variant, measured.models.notes[name])
+    events = tuple(f"{WARNING}{words}" for words in report.events.get(name, ()))
+    notes = (*measured.models.notes[name], *events)
+    variant = _with_notes(measured.models.candidates[name].variant, notes)
     return CandidateResult(
         name, variant, None, measurements, culprit, nonfinite, bit_equal=bit_equal
     )

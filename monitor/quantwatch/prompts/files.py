@@ -23,7 +23,7 @@ def read_files(names: Sequence[str], base_dir: Path) -> list[RawPrompt]:
     prompts: list[RawPrompt] = []
     for name, stem in zip(names, stems, strict=True):
         category = stem if stems.count(stem) == 1 else name
-        prompts += _parse(name, category, _read_text(name, base_dir))
+        prompts += _parse(name, category, read_text(name, base_dir))
     return prompts
 
 
@@ -40,7 +40,7 @@ def _parse(name: str, category: str, text: str) -> list[RawPrompt]:
     return _json_lines(name, category, text)
 
 
-def _read_text(name: str, base_dir: Path) -> str:
+def read_text(name: str, base_dir: Path) -> str:
     """Return a file's text without a byte order mark. Raises PromptError."""
     path = local_path(name, base_dir)
     try:

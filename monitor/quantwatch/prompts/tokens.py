@@ -61,7 +61,8 @@ def _leading(ids: Sequence[int], bos: int | None) -> int:
     return sum(1 for _ in takewhile(lambda token_id: token_id == bos, ids))
 
 
-def _ids(tokenizer: Any, text: str, *, special: bool) -> list[int]:
+def text_ids(tokenizer: Any, text: str, *, special: bool) -> list[int]:
+    """Return the token ids of a text, with or without the tokenizer's special tokens around it."""
     # verbose=False: the length is checked here, against the model and not the tokenizer's file.
     ids: list[int] = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
     return single_bos(ids, tokenizer.bos_token_id)
@@ -76,7 +77,7 @@ def _from_ids(raw: RawPrompt, tokenizer: Any | None) -> Encoded:
 
 
 def _from_text(raw: RawPrompt, tokenizer: Any, text: str, note: str | None = None) -> Encoded:
-    ids = _ids(tokenizer, text, special=True)
+    ids = text_ids(tokenizer, text, special=True)
     return Encoded(raw.where, raw.source, raw.category, ids, text, note)
 
 
@@ -89,7 +90,7 @@ def _from_chat(raw: RawPrompt, tokenizer: Any) -> Encoded:
         note = 'rendered as lines of "role: content", as the tokenizer has no chat template'
         return _from_text(raw, tokenizer, plain, note)
     text = _render(raw.where, tokenizer, raw.messages)
-    ids = _ids(tokenizer, text, special=False)
+    ids = text_ids(tokenizer, text, special=False)
     return Encoded(raw.where, raw.source, raw.category, ids, text)
 
 
@@ -103,7 +104,7 @@ def _render(where: str, tokenizer: Any, messages: Sequence[Message]) -> str:
 def _windows(raw: RawPrompt, tokenizer: Any, window: int, score_start: int) -> list[Encoded]:
     """Cut a text; a last window in which fewer than two positions are scored is left out."""
     assert raw.text is not None
-    ids = _ids(tokenizer, raw.text, special=False)
+    ids = text_ids(tokenizer, raw.text, special=False)
     cuts = _cut(raw.where, ids, tokenizer, window)
     note = None
     if len(cuts) > 1 and len(cuts[-1]) - score_start < 2:
@@ -118,7 +119,7 @@ def _windows(raw: RawPrompt, tokenizer: Any, window: int, score_start: int) -> l
 
 
 def _cut(where: str, ids: list[int], tokenizer: Any, window: int) -> list[list[int]]:
-    prefix = _prefix(tokenizer)
+    prefix = special_prefix(tokenizer)
     step = window - len(prefix)
     if step < 1 or not ids:
         problem = (
@@ -129,9 +130,9 @@ def _cut(where: str, ids: list[int], tokenizer: Any, window: int) -> list[list[i
     return [single_bos(prefix + ids[i : i + step], tokenizer.bos_token_id) for i in starts]
 
 
-def _prefix(tokenizer: Any) -> list[int]:
+def special_prefix(tokenizer: Any) -> list[int]:
     """Return the special tokens that the tokenizer puts in front of every text."""
-    plain, full = (_ids(tokenizer, "a", special=special) for special in (False, True))
+    plain, full = (text_ids(tokenizer, "a", special=special) for special in (False, True))
     starts = range(len(full) - len(plain) + 1)
     start = next((i for i in starts if full[i : i + len(plain)] == plain), 0)
     return full[:start]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from tests.kernels.quantize.checkpoints import IDS, SIZES, build
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config
 from transformers.utils import logging as transformers_logging
 
@@ -26,16 +26,6 @@ from quantwatch_kernels.quantize.compressed_tensors import (
 from quantwatch_kernels.quantize.packed_linear import PackedLinear
 from quantwatch_kernels.quantize.recipe import LayerRule, PerChannel, PerGroup, Recipe, WeightSpec
 
-IDS = torch.arange(3, 40)[None]
-SIZES = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
 _needs_package = pytest.mark.skipif(
     importlib.util.find_spec("compressed_tensors") is None,
     reason="compressed_tensors is not installed",
@@ -50,15 +40,6 @@ MIXED = Recipe(
 )
 
 
-def build(config: Any) -> Any:
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            nn.init.normal_(parameter)
-    return model
-
-
 def packed(recipe: Recipe | str, tie: bool = False) -> Any:
     """A Qwen2, which has biases."""
     model = build(Qwen2Config(**SIZES, tie_word_embeddings=tie))
@@ -67,17 +48,13 @@ def packed(recipe: Recipe | str, tie: bool = False) -> Any:
     return model
 
 
-def read_back(folder: Path, **settings: Any) -> Any:
-    """Load through transformers; asymmetric weights need `dequantize`."""
-    from transformers import CompressedTensorsConfig
-
+def read_back(folder: Path) -> Any:
+    """Load through transformers, without telling it anything."""
     transformers_logging.disable_progress_bar()
-    if settings.pop("dequantize", False):
-        settings["quantization_config"] = CompressedTensorsConfig(dequantize=True)
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-        warnings.simplefilter("ignore")  # "the model already has a quantization_config"
+        warnings.simplefilter("ignore")
         model, info = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, output_loading_info=True, **settings
+            folder, dtype=torch.float32, output_loading_info=True
         )
         with torch.no_grad():
             model(IDS)  # the package unpacks at the first forward pass
@@ -86,17 +63,17 @@ def read_back(folder: Path, **settings: Any) -> Any:
     return model
 
 
-CASES: dict[str, tuple[Recipe | str, bool]] = {
-    "int4 groups": ("int4-g32", False),
-    "int4 rows": ("int4-channel", False),
-    "int4 matrix": ("int4-tensor", False),
-    "int8 rows": ("int8-channel", False),
-    "int8 groups": ("int8-g16", False),
-    "mixed": (MIXED, False),
-    # Package 0.20 makes room for unpacked zeros only: its own checkpoints load no other way.
-    "uint4 groups": ("uint4-g16", True),
-    "uint4 rows": ("uint4-channel", True),
-    "uint8 groups": ("uint8-g32", True),
+CASES: dict[str, Recipe | str] = {
+    "int4 groups": "int4-g32",
+    "int4 rows": "int4-channel",
+    "int4 matrix": "int4-tensor",
+    "int8 rows": "int8-channel",
+    "int8 groups": "int8-g16",
+    "mixed": MIXED,
+    "uint4 groups": "uint4-g16",
+    "uint4 rows": "uint4-channel",
+    "uint8 groups": "uint8-g32",
+    "uint8 rows": "uint8-channel",
 }
 
 
@@ -105,11 +82,10 @@ CASES: dict[str, tuple[Recipe | str, bool]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_transformers_reads_the_same_values(name: str, tie: bool, tmp_path: Path) -> None:
     """Catches shifted codes, another bit order, wrong groups or zeros, a lost bias or tie."""
-    recipe, dequantize = CASES[name]
-    model = packed(recipe, tie)
+    model = packed(CASES[name], tie)
     export_compressed_tensors(model, tmp_path)
     assert not hasattr(model.config, "quantization_config")
-    again = read_back(tmp_path, dequantize=dequantize)
+    again = read_back(tmp_path)
     modules = dict(again.named_modules())
     layers = {path: m for path, m in model.named_modules() if isinstance(m, PackedLinear)}
     assert layers
@@ -181,9 +157,16 @@ def test_the_description_names_what_is_packed(tmp_path: Path) -> None:
 
 def test_sharded_export(tmp_path: Path) -> None:
     """Catches a layer whose words and scales lie in different files being left out."""
-    export_compressed_tensors(packed("int4-g32"), tmp_path, max_shard_size="20KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    assert (tmp_path / "model.safetensors.index.json").is_file()
+    export_compressed_tensors(packed("int4-g32"), tmp_path / "parts", max_shard_size="20KB")
+    export_compressed_tensors(packed("int4-g32"), tmp_path / "whole")
+    parts = {path.name: load_file(path) for path in (tmp_path / "parts").glob("*.safetensors")}
+    assert len(parts) > 2
+    index = json.loads((tmp_path / "parts" / "model.safetensors.index.json").read_text())
+    places = {name: file for file, tensors in parts.items() for name in tensors}
+    assert index["weight_map"] == places
+    whole = load_file(tmp_path / "whole" / "model.safetensors")
+    assert places.keys() == whole.keys()
+    assert all(torch.equal(parts[places[name]][name], tensor) for name, tensor in whole.items())
 
 
 UP = r"model\.layers\.0\.mlp\.up_proj"

@@ -128,7 +128,6 @@ def test_statistics_are_those_of_each_experts_tokens(
 def test_gptq_of_experts(decoder: Callable[[str], Any], calibration: list[Tensor]) -> None:
     """Catches experts that share a Hessian: the first layer's equal GPTQ on their own tokens."""
     model, plain = decoder("mixtral"), decoder("mixtral")
-    only_experts = Recipe(GPTQ.weights, layers=(LayerRule("*_proj", None),))
     only_experts = Recipe(
         GPTQ.weights, layers=tuple(LayerRule(f"*.self_attn.{n}_proj", None) for n in "qkvo")
     )

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kernels.quantize.weight_specs import ZEROS, weight_spec
 from torch import Tensor
 
 from quantwatch_kernels.formats import INT_FORMATS
@@ -19,14 +20,8 @@ from quantwatch_kernels.quantize.specs import (
     PerGroup,
     PerTensor,
     WeightSpec,
-    Zero,
 )
 
-KINDS: dict[str, tuple[str, Zero]] = {
-    "symmetric": ("int4", "none"),
-    "integer zero": ("uint4", "integer"),
-    "float zero": ("uint3", "float"),
-}
 SHARES: dict[str, Granularity] = {
     "groups, the last one short": PerGroup(48),
     "rows": PerChannel(),
@@ -34,9 +29,8 @@ SHARES: dict[str, Granularity] = {
 }
 
 
-def spec_of(kind: str, granularity: Granularity | None = None) -> WeightSpec:
-    name, zero = KINDS[kind]
-    return WeightSpec(INT_FORMATS[name], granularity or PerGroup(32), zero, method="gptq")
+def spec_of(zero: str, granularity: Granularity | None = None) -> WeightSpec:
+    return weight_spec(zero, granularity or PerGroup(32), method="gptq")
 
 
 def problem(rows: int, columns: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -68,14 +62,14 @@ def twin(weight: Tensor, hessian: Tensor, qparams: QParams, spec: WeightSpec) ->
 
 
 @pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_against_the_twin(kind: str, share: str) -> None:
+@pytest.mark.parametrize("zero", ZEROS)
+def test_against_the_twin(zero: str, share: str) -> None:
     """Catches errors fed to the wrong column, a block boundary that drops some, scattered groups.
 
     A target within float32's error of the middle between two codes may fall to either side, and
     what comes after it then differs in that row: 3 rows of 40 at most, the output error within 1 %.
     """
-    spec = spec_of(kind, SHARES[share])
+    spec = spec_of(zero, SHARES[share])
     weight, hessian = problem(40, 200, 1)
     qparams = choose_qparams(weight, spec)
     codes = solve(weight, qparams, spec, factorize(hessian))
@@ -89,10 +83,10 @@ def test_against_the_twin(kind: str, share: str) -> None:
     assert errors[0] == pytest.approx(errors[1], rel=0.01)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_independent_inputs_are_rounded_to_nearest(kind: str) -> None:
+@pytest.mark.parametrize("zero", ZEROS)
+def test_independent_inputs_are_rounded_to_nearest(zero: str) -> None:
     """Catches another rule of rounding than everywhere else (bug log 24): the same bits."""
-    spec, (weight, _) = spec_of(kind), problem(7, 70, 2)
+    spec, (weight, _) = spec_of(zero), problem(7, 70, 2)
     weight[0, :8] = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 7.0, 0.0])  # ties
     quantized, notes = gptq(weight, spec, torch.eye(70))
     assert torch.equal(quantized.codes, quantize_weight(weight, spec).codes)
@@ -100,12 +94,12 @@ def test_independent_inputs_are_rounded_to_nearest(kind: str) -> None:
 
 
 @pytest.mark.parametrize("clip", ["none", "mse"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("zero", ZEROS)
 @settings(max_examples=10)
 @given(seed=st.integers(0, 2**16))
-def test_never_worse_than_nearest(kind: str, clip: Clip, seed: int) -> None:
+def test_never_worse_than_nearest(zero: str, clip: Clip, seed: int) -> None:
     """Catches a solution that is returned though rounding would have been better."""
-    spec = replace(spec_of(kind, PerGroup(16)), clip=clip)
+    spec = replace(spec_of(zero, PerGroup(16)), clip=clip)
     weight, hessian = problem(5, 24, seed)
     quantized, _ = gptq(weight, spec, hessian)
     nearest = quantize_weight(weight, replace(spec, clip="none"))
@@ -139,10 +133,10 @@ def test_a_fallback_is_reported() -> None:
 
 
 @pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_descent_ends_where_no_single_code_helps(kind: str, share: str) -> None:
+@pytest.mark.parametrize("zero", ZEROS)
+def test_descent_ends_where_no_single_code_helps(zero: str, share: str) -> None:
     """Catches slopes that aren't updated inside a block, or belong to another column."""
-    spec = spec_of(kind, SHARES[share])
+    spec = spec_of(zero, SHARES[share])
     weight, hessian = problem(3, 150, 4)
     qparams, feedback = choose_qparams(weight, spec), factorize(hessian)
     order = feedback.order
@@ -203,10 +197,10 @@ def test_few_tokens_make_a_singular_hessian() -> None:
     assert outputs[0] < 0.3 * outputs[1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_odd_weights(kind: str) -> None:
+@pytest.mark.parametrize("zero", ZEROS)
+def test_odd_weights(zero: str) -> None:
     """Catches NaN from zero rows, and constant groups pulled off their value (log 3, 4)."""
-    spec = spec_of(kind, PerGroup(16))
+    spec = spec_of(zero, PerGroup(16))
     weight, hessian = problem(4, 32, 0)
     weight[0] = 0
     weight[1] = 0.03

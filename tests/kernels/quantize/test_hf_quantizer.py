@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.kernels.quantize.checkpoints import IDS, SIZES, build, logits
 from torch import nn
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig, Qwen2Config
 from transformers.utils import logging as transformers_logging
@@ -39,16 +40,6 @@ from quantwatch_kernels.quantize.recipe import (
 from quantwatch_kernels.quantize.unpack import unpack_
 from quantwatch_kernels.registry import fallbacks
 
-IDS = torch.arange(3, 40)[None]
-SIZES = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
 INT4 = INT_FORMATS["int4"]
 MIXED = Recipe(
     WeightSpec(INT_FORMATS["uint4"], PerGroup(32), "float", scale_dtype=torch.float16),
@@ -83,15 +74,6 @@ def _quiet() -> Any:
     transformers_logging.enable_progress_bar()
 
 
-def build(config: Any) -> Any:
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            nn.init.normal_(parameter)
-    return model
-
-
 MODELS: dict[str, Callable[[], Any]] = {
     "llama": lambda: build(LlamaConfig(**SIZES, tie_word_embeddings=False)),
     "llama-tied": lambda: build(LlamaConfig(**SIZES, tie_word_embeddings=True)),
@@ -106,12 +88,6 @@ def load(folder: Path, recipe: Any = None, **settings: Any) -> Any:
     if recipe is not None:
         settings["quantization_config"] = QuantwatchConfig(recipe)
     return AutoModelForCausalLM.from_pretrained(folder, **settings)
-
-
-@torch.no_grad()
-def logits(model: Any) -> torch.Tensor:
-    found: torch.Tensor = model(IDS).logits
-    return found
 
 
 def assert_same(a: Any, b: Any) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.kernels.quantize.weight_specs import SHARES
 from torch import Tensor
 
 from quantwatch_kernels.formats import INT_FORMATS
@@ -10,17 +11,9 @@ from quantwatch_kernels.quantize.hqq import hqq, hqq_qparams
 from quantwatch_kernels.quantize.qparams import choose_qparams
 from quantwatch_kernels.quantize.recipe import (
     Granularity,
-    PerChannel,
     PerGroup,
-    PerTensor,
     WeightSpec,
 )
-
-SHARES: dict[str, Granularity] = {
-    "group": PerGroup(16),
-    "row": PerChannel(),
-    "tensor": PerTensor(),
-}
 
 
 def spec_of(bits: int = 3, granularity: Granularity | None = None) -> WeightSpec:

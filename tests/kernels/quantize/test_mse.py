@@ -6,36 +6,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kernels.quantize.weight_specs import SHARES, ZEROS, weight_spec
 from torch import Tensor
 
-from quantwatch_kernels.formats import INT_FORMATS
 from quantwatch_kernels.quantize.affine import dequantize, quantize
 from quantwatch_kernels.quantize.mse import hessian_cost, mse_qparams, search_qparams
 from quantwatch_kernels.quantize.qparams import QParams, choose_qparams
 from quantwatch_kernels.quantize.specs import (
     Granularity,
-    PerChannel,
     PerGroup,
     PerTensor,
     WeightSpec,
-    Zero,
 )
 
-KINDS: dict[str, tuple[str, Zero]] = {
-    "symmetric": ("int4", "none"),
-    "integer zero": ("uint4", "integer"),
-    "float zero": ("uint3", "float"),
-}
-SHARES: dict[str, Granularity] = {
-    "group": PerGroup(16),
-    "row": PerChannel(),
-    "tensor": PerTensor(),
-}
 
-
-def spec_of(kind: str, granularity: Granularity, dtype: torch.dtype = torch.float32) -> WeightSpec:
-    name, zero = KINDS[kind]
-    return WeightSpec(INT_FORMATS[name], granularity, zero, "mse", scale_dtype=dtype)
+def spec_of(zero: str, granularity: Granularity, dtype: torch.dtype = torch.float32) -> WeightSpec:
+    return weight_spec(zero, granularity, clip="mse", scale_dtype=dtype)
 
 
 def heavy(rows: int, columns: int, seed: int) -> Tensor:
@@ -60,14 +46,14 @@ def costs(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("zero", ZEROS)
 @settings(max_examples=10)
 @given(seed=st.integers(0, 2**16), norm=st.sampled_from([2.0, 2.4]))
 def test_never_worse_than_the_plain_range(
-    kind: str, share: str, dtype: torch.dtype, seed: int, norm: float
+    zero: str, share: str, dtype: torch.dtype, seed: int, norm: float
 ) -> None:
     """Catches codes chosen with a scale that is rounded later, and padding that counts as weights."""
-    spec, weight = spec_of(kind, SHARES[share], dtype), heavy(6, 40, seed)
+    spec, weight = spec_of(zero, SHARES[share], dtype), heavy(6, 40, seed)
     importance = torch.rand(40, generator=torch.Generator().manual_seed(seed))
     plain = costs(weight, choose_qparams(weight, spec), spec, importance, norm)
     found = mse_qparams(weight, spec, importance, norm)
@@ -76,10 +62,10 @@ def test_never_worse_than_the_plain_range(
     assert bool((clipped <= plain * (1 + 1e-5)).all())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_best_of_the_grid(kind: str) -> None:
+@pytest.mark.parametrize("zero", ZEROS)
+def test_the_best_of_the_grid(zero: str) -> None:
     """Catches a grid point that is skipped: every common share is tried here one by one."""
-    spec, weight, ones = spec_of(kind, PerGroup(16)), heavy(8, 48, 3), torch.ones(48)
+    spec, weight, ones = spec_of(zero, PerGroup(16)), heavy(8, 48, 3), torch.ones(48)
     found = costs(weight, mse_qparams(weight, spec), spec, ones, 2.0)
     assert found.sum() < 0.95 * costs(weight, choose_qparams(weight, spec), spec, ones, 2.0).sum()
     for percent in range(100, 37, -5):
@@ -102,10 +88,10 @@ def test_an_outlier_without_importance_is_clipped() -> None:
     assert bool((indifferent.scales < 0.6 * choose_qparams(weight, spec).scales).all())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_odd_groups(kind: str) -> None:
+@pytest.mark.parametrize("zero", ZEROS)
+def test_odd_groups(zero: str) -> None:
     """Catches zero, constant and broken groups that a search turns into something else (log 3)."""
-    spec = spec_of(kind, PerGroup(4))
+    spec = spec_of(zero, PerGroup(4))
     weight = torch.tensor([[0.0] * 4 + [0.3] * 4 + [0.1, torch.nan, 0.2, 0.3] + [1e-44] * 2])
     found, plain = mse_qparams(weight, spec), choose_qparams(weight, spec)
     values = dequantize(quantize(weight, found, spec), found, spec)
@@ -130,10 +116,10 @@ def test_float16_scales_that_do_not_fit_stay_float32() -> None:
 
 
 @pytest.mark.parametrize("limit", [6.2e-5, 6.5e4], ids=["small", "large"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_group_at_the_limit_leaves_the_others_alone(kind: str, limit: float) -> None:
+@pytest.mark.parametrize("zero", ZEROS)
+def test_a_group_at_the_limit_leaves_the_others_alone(zero: str, limit: float) -> None:
     """Catches one group, whose candidates float16 doesn't hold, that ends the search for all."""
-    spec, weight = spec_of(kind, PerGroup(16), torch.float16), heavy(64, 64, 5)
+    spec, weight = spec_of(zero, PerGroup(16), torch.float16), heavy(64, 64, 5)
     weight[0, :16] = 0
     alone = mse_qparams(weight, spec).scales
     plain = choose_qparams(weight, spec).scales

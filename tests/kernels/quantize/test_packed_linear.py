@@ -149,7 +149,10 @@ def test_state_is_canonical(name: str) -> None:
     layer(torch.randn(1, CASES[name].columns))
     state = layer.state_dict()
     assert sorted(state) == ["bias", "scales", "weight_packed"]
+    # A twin of zeros: one of the same seed would be equal without loading anything.
     twin, _ = build(CASES[name], "reference", bias=True)
+    twin.load_state_dict({key: torch.zeros_like(value) for key, value in state.items()})
+    assert not twin.quantized().values.any()
     twin.load_state_dict(state)
     assert_close(twin.quantized().values, layer.quantized().values, rtol=0)
     assert "in_features" in repr(layer)

@@ -29,20 +29,18 @@ from quantwatch_kernels.quantize.recipe import (
 from quantwatch_kernels.registry import Fallback, fallbacks
 
 EXECUTIONS: tuple[Execution, ...] = ("dequantized", "aten", "reference")
-COMMON = {"vocab_size": 96, "max_position_embeddings": 64}
+COMMON = {
+    "vocab_size": 96,
+    "max_position_embeddings": 64,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+EXPERTS = {**COMMON, "intermediate_size": 64, "num_hidden_layers": 1}
 
 
 def llama(**changes: object) -> Any:
-    config = LlamaConfig(
-        **COMMON,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        **changes,
-    )
-    return build(config)
+    return build(LlamaConfig(**COMMON, intermediate_size=96, num_hidden_layers=2, **changes))
 
 
 def gpt2() -> Any:
@@ -50,33 +48,12 @@ def gpt2() -> Any:
 
 
 def mixtral() -> Any:
-    return build(
-        MixtralConfig(
-            **COMMON,
-            hidden_size=64,
-            intermediate_size=64,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            num_local_experts=4,
-        )
-    )
+    return build(MixtralConfig(**EXPERTS, num_local_experts=4))
 
 
 def qwen_moe() -> Any:
-    return build(
-        Qwen2MoeConfig(
-            **COMMON,
-            hidden_size=64,
-            intermediate_size=64,
-            moe_intermediate_size=32,
-            shared_expert_intermediate_size=64,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            num_experts=4,
-        )
-    )
+    experts = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
+    return build(Qwen2MoeConfig(**EXPERTS, **experts, num_experts=4))
 
 
 def build(config: object) -> Any:

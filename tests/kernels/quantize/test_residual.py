@@ -346,7 +346,7 @@ def test_routers_one_level_down(family: str, decoder: Any) -> None:
     assert (kept - plain).float().norm() < 0.5 * plain.float().norm()
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen2-moe", *INNER_ROUTERS])
+@pytest.mark.parametrize("family", INNER_ROUTERS)
 def test_experts_without_a_known_router_are_reported(family: str, decoder: Any) -> None:
     """Catches a mixture whose router has another name, and is quantized without a word."""
     model = decoder(family)
@@ -354,8 +354,6 @@ def test_experts_without_a_known_router_are_reported(family: str, decoder: Any) 
     block = model.model.layers[0].mlp
     name = "router" if family == "jetmoe" else "gate"
     block.chooser = block._modules.pop(name)
-    if family == "qwen2-moe":
-        del block.shared_expert_gate
     stacks = ["input_linear", "output_linear"] if family == "jetmoe" else ["experts"]
     expected = [(f"model.layers.0.mlp.{stack}", NO_ROUTER) for stack in stacks]
     assert keep_statistics_high_(model) == expected

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kernels.quantize.outputs import logits, moved
 
 from quantwatch_kernels.quantize.api import model_size
 from quantwatch_kernels.quantize.basis import residual_rotation
@@ -13,7 +14,6 @@ from quantwatch_kernels.quantize.recipe import RotationSpec
 from quantwatch_kernels.quantize.rotation import rotate_
 from quantwatch_kernels.quantize.smoothquant import smooth_
 
-IDS = torch.arange(1, 41).view(2, 20)  # 0 is padding: its embedding is zero
 SPECS = {
     "R1": RotationSpec(True, False, False),
     "R2": RotationSpec(False, True, False),
@@ -21,15 +21,6 @@ SPECS = {
     "all": RotationSpec(True, True, True, seed=7),
     "blocks": RotationSpec(True, True, True, block=16),
 }
-
-
-def logits(model: Any) -> Any:
-    with torch.no_grad():
-        return model(IDS, use_cache=False).logits.double()
-
-
-def moved(after: Any, before: Any) -> float:
-    return float((after - before).norm() / (before - before.mean(-1, keepdim=True)).norm())
 
 
 @pytest.mark.parametrize(

@@ -4,20 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kernels.quantize.outputs import logits, moved
 from torch import nn
 
 from quantwatch_kernels.quantize.smoothquant import smooth_, smoothing_factors
 
 FAMILIES = ["llama", "llama-tied", "qwen2", "gemma", "phi3", "mixtral", "qwen2-moe", "gpt2"]
-
-
-def logits(model: Any, ids: Any) -> Any:
-    with torch.no_grad():
-        return model(ids, use_cache=False).logits.double()
-
-
-def moved(after: Any, before: Any) -> float:
-    return float((after - before).norm() / (before - before.mean(-1, keepdim=True)).norm())
 
 
 def test_factors() -> None:
@@ -55,11 +47,18 @@ def test_ranges_meet_in_the_middle(decoder: Any, calibration: Any) -> None:
     layer = model.model.layers[0]
     inputs: list[torch.Tensor] = []
     layer.input_layernorm.register_forward_hook(lambda _m, _a, out: inputs.append(out))
+
+    def largest() -> torch.Tensor:
+        inputs.clear()
+        for ids in calibration:
+            logits(model, ids)
+        return torch.cat([x.flatten(0, 1) for x in inputs]).abs().amax(0).double()
+
+    plain = [getattr(layer.self_attn, f"{name}_proj").weight for name in "qkv"]
+    middle = (largest() * torch.cat(plain).abs().amax(0).double()).sqrt()
     smooth_(model, 0.5, calibration)
-    inputs.clear()
-    for ids in calibration:
-        logits(model, ids)
-    activation = torch.cat([x.flatten(0, 1) for x in inputs]).abs().amax(0)
+    activation = largest()
+    torch.testing.assert_close(activation, middle, rtol=1e-4, atol=0)
     attention = layer.self_attn
     readers = [attention.q_proj, attention.k_proj, attention.v_proj]
     weight = torch.cat([reader.weight for reader in readers]).abs().amax(0)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kernels.quantize.outputs import IDS, logits, moved
 
 from quantwatch_kernels.formats import INT8, INT_FORMATS
 from quantwatch_kernels.quantize.activations import fake_quantize_input
@@ -24,16 +25,6 @@ W8 = WeightSpec(INT8, PerChannel())
 W4 = WeightSpec(INT_FORMATS["uint4"], PerGroup(16), "integer")
 STATIC = ActivationSpec(INT_FORMATS["uint8"], PerTensor(), static=True)
 DYNAMIC = ActivationSpec(INT_FORMATS["uint8"])
-IDS = torch.arange(1, 41).view(2, 20)
-
-
-def logits(model: Any) -> Any:
-    with torch.no_grad():
-        return model(IDS, use_cache=False).logits.double()
-
-
-def moved(after: Any, before: Any) -> float:
-    return float((after - before).norm() / (before - before.mean(-1, keepdim=True)).norm())
 
 
 @pytest.mark.parametrize("family", ["llama-tied", "qwen2", "mixtral", "qwen2-moe"])
@@ -56,7 +47,7 @@ def test_eight_bits_stay_close(family: str, recipe: Recipe, decoder: Any, calibr
     assert 0 < moved(logits(model), before) < 0.2
 
 
-@pytest.mark.parametrize("execution", ["dequantized", "reference"])
+@pytest.mark.parametrize("execution", ["dequantized", "aten", "reference"])
 def test_packed_layers_keep_rotation_and_rounding(
     execution: Any, decoder: Any, calibration: Any
 ) -> None:
@@ -68,6 +59,7 @@ def test_packed_layers_keep_rotation_and_rounding(
     down = models[1].model.layers[0].mlp.down_proj
     assert isinstance(down, PackedLinear) == (execution != "dequantized")
     assert moved(logits(models[1]), logits(models[0])) < 0.02
+    assert 0 < moved(logits(models[1]), logits(decoder("llama"))) < 0.2
 
 
 def test_weights_first_then_inputs(decoder: Any) -> None:

@@ -25,6 +25,7 @@ RMSE = {torch.float32: 5e-7, torch.bfloat16: 3.4e-3, torch.float16: 4.2e-4}
 
 def grid(made: ProgressiveWeight) -> Tensor:
     """What the 4-bit codes, steps and scales say, in float64."""
+    assert made.steps is not None
     steps = made.steps.double().repeat_interleave(made.group_size, 1)[:, : made.codes.shape[1]]
     return made.codes.double() * steps * made.scales.double()
 
@@ -81,6 +82,7 @@ def test_laws(rows: int, columns: int, group: int, seed: int) -> None:
     made = progressive_weight(weight, group)
     expanded = made.expanded()
     assert int(made.codes.abs().max()) <= 7
+    assert made.steps is not None
     assert 1 <= int(made.steps.min()) <= int(made.steps.max()) <= LARGEST_STEP
     assert torch.equal(expanded.codes.double() * made.scales.double(), grid(made))
     steps = made.steps.double().repeat_interleave(group, 1)[:, :columns] * made.scales.double()

@@ -1,6 +1,6 @@
 """Which run a run is compared with, on both databases: never one that measured something else."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -25,21 +25,11 @@ from quantwatch.errors import UserError
 from quantwatch.pipeline.against import choose_baseline, confirmed
 from quantwatch.store import baselines, runs
 from quantwatch.store.queue import NewRun, enqueue
-from quantwatch.store.session import Database, open_database
+from quantwatch.store.session import Database
 from quantwatch.store.tables import AuditRow, RunRow
-from quantwatch.store.upgrade import upgrade
 
 Make = Callable[..., RunResult]
 Save = Callable[..., RunResult]
-
-
-@pytest.fixture
-def db(database_url: str) -> Iterator[Database]:
-    """A migrated database of each kind."""
-    upgrade(database_url)
-    database = open_database(database_url, wait_s=5)
-    yield database
-    database.close()
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ SURFACE = {
     "kernels bench": "--json --no-store --out --quick --rounds --store --threads",
     "kernels bounds": "--json --model --out --quick --recipe --threads",
     "kernels off-grid": "--out --seed --threads model",
-    "kernels table": "--json --model --out --quick --seed --text --threads --windows name",
+    "kernels table": "--json --model --out --quick --seed --tasks --text --threads --windows name",
     "kernels test": "--device --json --no-store --op --out --quick --store --threads",
     "report": "--format --output run",
     "runs cancel": "--reason run",

@@ -98,6 +98,39 @@ FILES = {
         'granularity = "tensor", static = true, clip_ratio = 0.9 }',
         "clip_ratio belongs to dynamic ranges",
     ),
+    "steps of a channel": (
+        'weights = "int4"\ngranularity = "channel"\nscales = "stepped"',
+        'needs int4 or uint4 with granularity = "group"; it is int4 with channel',
+    ),
+    "steps in 8 bits": (
+        'weights = "int8"\ngranularity = "group"\ngroup_size = 64\nscales = "stepped"',
+        "it is int8 with group",
+    ),
+    "steps and a float zero": (
+        'weights = "uint4"\ngranularity = "group"\ngroup_size = 64\nscales = "stepped"\n'
+        'zero = "float"',
+        'not allowed with zero = "float"',
+    ),
+    "steps, stochastic": (
+        'weights = "int4"\ngranularity = "group"\ngroup_size = 64\nscales = "stepped"\n'
+        'rounding = "stochastic"',
+        'not allowed with rounding = "stochastic"',
+    ),
+    "steps and float inputs": (
+        'weights = "int4"\ngranularity = "group"\ngroup_size = 64\nscales = "stepped"',
+        "needs activations in int8 or uint8",
+    ),
+    "steps and inputs in groups": (
+        'weights = "int4"\ngranularity = "group"\ngroup_size = 64\nscales = "stepped"\n'
+        'activations = { format = "int8", granularity = "group", group_size = 64 }',
+        "needs activations in int8 or uint8",
+    ),
+    "steps of an embedding": (
+        'weights = "int4"\ngranularity = "channel"\nactivations = { format = "int8" }\n'
+        'embedding = { weights = "int4", granularity = "group", group_size = 64, '
+        'scales = "stepped" }',
+        "for linear layers only",
+    ),
     "details of a layer that is kept": (
         'weights = "int8"\ngranularity = "channel"\nlayers = [{ match = "x", clip = "mse" }]',
         "clip needs weights",

@@ -28,6 +28,7 @@ from quantwatch.store.queue import NewRun
 from quantwatch_kernels.quantize.recipe_json import recipe_from_json
 
 INT4 = {"weights": "int4", "granularity": "channel"}
+STEPPED = {"weights": "uint4", "granularity": "group", "group_size": 64, "scales": "stepped"}
 TEXTS = {"suite": "core-v1"}
 FILES = {"suite": {"files": ["a.txt"], "window": 256, "score_start": 3, "limit": 9}}
 STATIC = {"format": "uint8", "granularity": "tensor", "static": True, "observer": "mse"}
@@ -56,6 +57,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "chosen": INT4 | {"method": "gptq", "calibration": TEXTS | {"selection": "coverage"}},
     "nothing excluded": INT4 | {"exclude": [], "embedding": {"weights": "int8"} | {"granularity": "tensor"}},
     "dynamic": INT4 | {"activations": {"format": "int8", "clip_ratio": 0.9}},
+    "stepped": STEPPED | {"activations": {"format": "uint8"}},
+    "a stepped layer": INT4
+    | {"layers": [STEPPED | {"match": "*.up_proj"}], "activations": {"format": "int8"}},
     "groups of inputs": INT4
     | {"activations": {"format": "int8", "granularity": "group", "group_size": 32}},
     "static": INT4 | {"activations": STATIC, "calibration": TEXTS},
@@ -229,7 +233,23 @@ def test_the_order_of_residual_rules_is_part_of_a_recipe() -> None:
         assert recipe_from_json(stored) == kernel
 
 
-KEPT = {"clip": "mse", "granularity": "tensor", "method": "gptq", "scale_dtype": "float16"}
+def test_stepped_scales_reach_the_kernels() -> None:
+    """Catches a key that is stored, digested and then forgotten."""
+    made = kernel_recipe(RecipeConfig.model_validate(SHAPES["a stepped layer"]))
+    assert [rule.weights.scales for rule in made.layers if rule.weights] == ["stepped"]
+    assert made.weights.scales == "free"
+    other = SHAPES["stepped"] | {"scales": "free"}
+    digests = {recipe_digest(RecipeConfig.model_validate(r)) for r in (SHAPES["stepped"], other)}
+    assert len(digests) == 2
+
+
+KEPT = {
+    "scales": "stepped",
+    "clip": "mse",
+    "granularity": "tensor",
+    "method": "gptq",
+    "scale_dtype": "float16",
+}
 
 
 @pytest.mark.parametrize("key", KEPT)

@@ -1,11 +1,9 @@
 """A check in service whose runs say what they are told to, on both databases."""
 
 import json
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,9 +24,8 @@ from quantwatch.domain import (
 )
 from quantwatch.pipeline.alerting import settler, watch
 from quantwatch.store import clock, confirmations, episodes, lookups, queue, runs
-from quantwatch.store.session import Database, open_database
+from quantwatch.store.session import Database
 from quantwatch.store.tables import CheckRow, DeliveryRow, EventRow, RunRow
-from quantwatch.store.upgrade import upgrade
 
 CHECK: dict[str, Any] = {
     "reference": {"model": "smollm2-135m"},
@@ -183,25 +180,6 @@ def alert(outcome: RuleOutcome) -> Alert:
         scope=outcome.scope or MODEL, value=outcome.value, value_kind=outcome.value_kind,
         threshold=outcome.threshold or 0.0, severity=outcome.severity, words=outcome.words,
     )  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SQLite file with the schema that the migrations build, to be copied."""
-    path = tmp_path_factory.mktemp("migrated") / "empty.db"
-    upgrade(f"sqlite:///{path}")
-    return path
-
-
-@pytest.fixture
-def db(database_url: str, migrated: Path) -> Iterator[Database]:
-    if database_url.startswith("sqlite"):
-        shutil.copy(migrated, database_url.removeprefix("sqlite:///"))
-    else:
-        upgrade(database_url)
-    database = open_database(database_url, wait_s=5)
-    yield database
-    database.close()
 
 
 @pytest.fixture

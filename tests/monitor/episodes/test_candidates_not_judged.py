@@ -1,18 +1,13 @@
 """Nights on which one candidate, or the reference, can't be judged while the check succeeds."""
 
 import json
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tests.monitor.tiny_models import save_word_model
 
 from quantwatch.config.default_rules import DEFAULT_RULES
 from quantwatch.config.schema import CheckConfig
@@ -20,7 +15,7 @@ from quantwatch.domain import RunResult, Verdict
 from quantwatch.pipeline import RunRequest, run_check
 from quantwatch.pipeline.alerting import settler
 from quantwatch.store import baselines
-from quantwatch.store.session import open_database
+from quantwatch.store.session import Database
 
 Service = Any
 FIRST, RESOLVED = ("alert.firing", "first"), ("alert.resolved", "resolved_all")
@@ -49,33 +44,16 @@ class Quiet:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model and four prompts."""
     folder = tmp_path_factory.mktemp("models")
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": len(WORDS)}
-    config = LlamaConfig(**sizes, **heads, max_position_embeddings=64, tie_word_embeddings=False)
-    model = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(5.0 if parameter.ndim > 1 else 1.0)
-    model.save_pretrained(folder / "tiny")
-    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0")
-    whole.save_pretrained(folder / "tiny")
+    save_word_model(folder / "tiny", len(WORDS), scale=5.0)
     texts = [" ".join(WORDS[(i * 5) % 9 : (i * 5) % 9 + 6]) for i in range(4)]
     (folder / "prompts.json").write_text(json.dumps(texts))
     return folder
 
 
 @pytest.fixture
-def service(
-    migrated: Path, tmp_path: Path, make_service: Callable[..., Service]
-) -> Iterator[Service]:
+def service(sqlite_db: Database, make_service: Callable[..., Service]) -> Service:
     """A check on SQLite alone: measuring takes its time, and no SQL is tried here."""
-    path = shutil.copy(migrated, tmp_path / "runs.db")
-    database = open_database(f"sqlite:///{path}")
-    yield make_service(database, {"confirm": False})
-    database.close()
+    return make_service(sqlite_db, {"confirm": False})
 
 
 def night(service: Service, folder: Path, model: str = "tiny", **changes: Any) -> RunResult:

@@ -1,5 +1,6 @@
 """Runs that end move alerts, once, and tell the right people, once."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -486,9 +487,10 @@ def test_the_next_night_confirms_when_no_worker_did(service: Service, say: Say) 
 
 def test_hours_are_counted_from_the_first_breach(service: Service, say: Say) -> None:
     """Catches a duration that begins with the message instead of the measurement."""
-    two = {"enter_runs": 2}
+    two, began = {"enter_runs": 2}, time.monotonic()
     service.run(say("breach", **two))
     service.db.clock_shift += timedelta(days=1)
     service.run(say("breach", **two))
     service.run(say("clear", leave_runs=1))
-    assert service.bodies()[-1]["data"]["duration_s"] == pytest.approx(86520, abs=5)
+    more = service.bodies()[-1]["data"]["duration_s"] - timedelta(days=1, minutes=2).total_seconds()
+    assert -0.01 <= more <= time.monotonic() - began  # a busy machine takes its time

@@ -106,12 +106,12 @@ def check_what_was_read(bodies: list[dict[str, Any]]) -> set[str]:
 )
 @given(script=st.lists(steps, min_size=4, max_size=14))
 def test_a_receiver_is_told_a_story_that_adds_up(
-    script: list[tuple[str, Any]], migrated: Path, say: Say, make_service: Any
+    script: list[tuple[str, Any]], migrated_file: Path, say: Say, make_service: Any
 ) -> None:
     """Catches a resolve before its firing, two of either, a resolve of what was never told, an
     incident that stays open at the receiver, a count that is wrong (X17, B22, B33)."""
-    file = migrated.with_name(f"play-{next(_NUMBERS)}.db")
-    shutil.copy(migrated, file)
+    file = migrated_file.with_name(f"play-{next(_NUMBERS)}.db")
+    shutil.copy(migrated_file, file)
     database: Database = open_database(f"sqlite:///{file}")
     service = make_service(database, {"reminder": "12h"})
     play = Play(service, say)

@@ -8,15 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tests.monitor.kernel_lab.references import byte_text, tied_llama, token_ids
+from tests.monitor.tiny_models import byte_tokenizer
 from torch import Tensor
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from quantwatch.cli import main
 from quantwatch.cli.allocating import on_a_grid
@@ -55,41 +50,29 @@ FORMATS = ("uint2-g16", "uint3-g16", "uint4-g16", "uint6-g16")
 NEAREST = Wanted(5.0, FORMATS, ("uint4-g16", "int8-channel"), method="nearest")
 
 
-def ids(count: int, seed: int, vocab: int = 96, length: int = 32) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(0, vocab, (1, length), generator=generator) for _ in range(count)]
-
-
-def llama(vocab: int = 96, positions: int = 64) -> Any:
+def uneven_llama(**changes: Any) -> Any:
     """Three layers of very different weight: the first matters most."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocab,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=positions,
-        tie_word_embeddings=True,
-    )
-    built = LlamaForCausalLM(config).eval()
-    built.requires_grad_(False)
+    built = tied_llama(num_hidden_layers=3, **changes)
     for name, parameter in built.named_parameters():
         if parameter.ndim == 2:
             parameter.mul_(8.0 if ".layers.0." in name else 3.0)
     return built
 
 
+def ids(count: int, seed: int) -> list[Tensor]:
+    return token_ids(count, 32, seed)
+
+
 @pytest.fixture
 def yardstick() -> Yardstick:
-    return Yardstick(llama(), Text("t", tuple(ids(4, 1))), {})
+    return Yardstick(uneven_llama(), Text("t", tuple(ids(4, 1))), {})
 
 
 @pytest.mark.parametrize("target", [4.5, 5.0, 6.5])
 def test_never_over_the_budget_and_near_it(yardstick: Yardstick, target: float) -> None:
     """Catches bits that leave something out: norms, scales, zeros, the tied table."""
-    found = make_recipe(yardstick, replace(NEAREST, target_bpw=target), ids(6, 2), SECTION)
+    wanted = replace(NEAREST, target_bpw=target)
+    found = make_recipe(yardstick, wanted, ids(6, 2), SECTION, tokens=64)
     assert found.measured.bits_per_weight <= target
     assert found.measured.bits_per_weight > target - 0.1
     assert found.recipe.calibration is None
@@ -273,18 +256,10 @@ def test_files_round_trip(tmp_path: Path) -> None:
     )
 
 
-def byte_tokenizer() -> Any:
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    built = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    built.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=built)
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
-    path.write_text("".join(chr(97 + (i * i) % 23) for i in range(512 * 6)))
+    path.write_text(byte_text(6))
     return path
 
 
@@ -356,7 +331,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, st
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
-    llama(256, 512).save_pretrained(folder)
+    uneven_llama(vocab_size=256, max_position_embeddings=512).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
 

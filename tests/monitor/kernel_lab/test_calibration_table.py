@@ -1,13 +1,14 @@
 """The table of calibration sets on a tiny model: its figures against whole calibrations."""
 
 import statistics
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.monitor.tiny_models import llama
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from quantwatch.kernel_lab.measure import Yardstick
 from quantwatch.kernel_lab.tables.calibration import compare, prepared
@@ -41,28 +42,19 @@ TEXT = Text("held out", tuple(sequence(n, 16) for n in range(3)))
 
 @pytest.fixture
 def yardstick() -> Yardstick:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=80,
-        hidden_size=48,
-        intermediate_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=64,
-    )
-    model = LlamaForCausalLM(config).eval()
-    model.requires_grad_(False)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            parameter.mul_(6)
-    return Yardstick(model, TEXT, {})
+    return reference()
 
 
-def table_of(measured: Yardstick) -> Table:
+def reference() -> Yardstick:
+    heads = {"hidden_size": 48, "num_attention_heads": 6, "head_dim": 8}
+    return Yardstick(llama(80, scale=6.0, **heads, num_hidden_layers=4), TEXT, {})
+
+
+@cache
+def table() -> Table:
+    """Measured once for all tests, of a reference of its own."""
     request = TableRequest(Path(), seed=4, quick=True)
-    return compare(prepared(measured, POOL, request.tell), request)
+    return compare(prepared(reference(), POOL, request.tell), request)
 
 
 def by_calibration(measured: Yardstick, name: SelectionName) -> list[float]:
@@ -80,10 +72,10 @@ def by_calibration(measured: Yardstick, name: SelectionName) -> list[float]:
 
 def test_figures_are_those_of_whole_calibrations(yardstick: Yardstick) -> None:
     """Catches ranges of other samples, a measured set mistaken for another, seeds not paired."""
-    rows: dict[str, Any] = {row["selection"]: row for row in to_json(table_of(yardstick))["rows"]}
+    rows: dict[str, Any] = {row["selection"]: row for row in to_json(table())["rows"]}
     drawn = by_calibration(yardstick, "random")
     for name in SELECTIONS:
-        values = by_calibration(yardstick, name)
+        values = drawn if name == "random" else by_calibration(yardstick, name)
         row = rows[name]
         assert row["kl"] == pytest.approx(statistics.fmean(values), rel=1e-12)
         assert row["sd"] == pytest.approx(statistics.stdev(values), rel=1e-9)
@@ -99,14 +91,13 @@ def test_figures_are_those_of_whole_calibrations(yardstick: Yardstick) -> None:
         assert row["wins"] == f"{sum(gap < 0 for gap in gaps)} of 3"
 
 
-def test_controls_and_notes(yardstick: Yardstick) -> None:
+def test_controls_and_notes() -> None:
     """The whole half has the most tokens; the notes say what was measured on what."""
-    table = table_of(yardstick)
-    rows = to_json(table)["rows"]
+    rows = to_json(table())["rows"]
     assert [row["selection"] for row in rows] == [*SELECTIONS, "lowest score", "whole half"]
     tokens = [row["tokens"] for row in rows]
     assert tokens[-1] > max(tokens[:-1])
-    notes = " ".join(table.notes)
+    notes = " ".join(table().notes)
     assert "held out: 3 of held out, 21 scored tokens" in notes
     assert "draws 12 of 24 samples, a selection takes 8" in notes
     assert "of 12 samples have their 3 most active heads" in notes

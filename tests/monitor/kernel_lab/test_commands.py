@@ -6,14 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.monitor.kernel_lab.references import tied_llama
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from quantwatch.cli import main
 from quantwatch.kernel_lab import conformance
@@ -121,12 +116,7 @@ def test_off_grid_writes_a_checkpoint(
     url: str, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches a checkpoint that computes something else once it is loaded again."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
-    )  # fmt: skip
-    model: Any = LlamaForCausalLM(config).eval()
+    model = tied_llama()
     model.save_pretrained(tmp_path / "m")
 
     class Loaded:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tests.monitor.kernel_lab.references import tied_llama
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import quantwatch
@@ -89,21 +89,12 @@ def test_every_rule_matches_a_layer(path: Path) -> None:
 
 def test_counting_by_shapes_is_the_reports_count() -> None:
     """Catches a budget that is checked in other units than the report's."""
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
+    model = tied_llama()
     recipe = Recipe.named("uint5-g16")
     recipe = dataclasses.replace(recipe, embedding=Recipe.named("int8-channel").weights)
-    model: Any = LlamaForCausalLM(config)
     report = quantize_(model, recipe)
-    assert bits_per_weight(config, recipe, "meta") == report.bits_per_weight
-    assert bits_per_weight(config, recipe, "cpu") == report.bits_per_weight
+    assert bits_per_weight(model.config, recipe, "meta") == report.bits_per_weight
+    assert bits_per_weight(model.config, recipe, "cpu") == report.bits_per_weight
 
 
 def test_recipes_of_a_wheel_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,37 +143,10 @@ def test_reached_needs_both(bits: float, kl: float, reached: bool) -> None:
     assert ladder._row(rung, figures, None)[-1] is None
 
 
-def tiny_request(folder: Path) -> TableRequest:
-    """Two layers over bytes, and a text of 19 windows of which 2 are measured."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-    )
-    built: Any = LlamaForCausalLM(config)
-    for parameter in built.parameters():
-        if parameter.ndim == 2:
-            parameter.data.mul_(4)
-    model = folder / "model"
-    built.save_pretrained(model)
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokens.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokens).save_pretrained(model)
-    text = folder / "text.txt"
-    text.write_text("".join(chr(97 + (i * i) % 23) for i in range(512 * 19)))
-    return TableRequest(folder, str(model), text, windows=2, quick=True)
-
-
 @pytest.mark.slow
-def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table(
+    tiny_request: TableRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches rows in another order than the files', and bars of another model's protocol."""
     # The shipped recipes name layers that a tiny model lacks.
     (tmp_path / "ladder").mkdir()
@@ -190,7 +154,7 @@ def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         text = RUNG.replace("int4", weights)
         (tmp_path / "ladder" / f"bpw-{name}.toml").write_text(text)
     monkeypatch.setattr(ladder, "recipes_folder", lambda: tmp_path)
-    table = ladder.build(tiny_request(tmp_path))
+    table = ladder.build(tiny_request)
     cells = [dict(zip([c.name for c in table.columns], row, strict=True)) for row in table.rows]
     assert [cell["budget"] for cell in cells] == [8.5, 4.0]
     kls: list[Any] = [cell["kl"] for cell in cells]
@@ -215,13 +179,16 @@ SECTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("with_text", [False, True], ids=["core-v1", "text"])
 @pytest.mark.parametrize("name", SECTIONS)
 def test_a_section_is_read_as_a_check_reads_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, with_text: bool
+    tiny_request: TableRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    with_text: bool,
 ) -> None:
     """Catches a figure that the recipe file doesn't give in a check, or a leak of what is measured."""
-    request = tiny_request(tmp_path)
     monkeypatch.chdir(tmp_path)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(request.model)
-    measured = measured_text(tokenizer, request.text if with_text else None, windows=2)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny_request.model)
+    measured = measured_text(tokenizer, tiny_request.text if with_text else None, windows=2)
     section = CalibrationConfig.model_validate(SECTIONS[name])
     model: Any = torch.nn.Linear(1, 1)
     check = ids_of(calibration_reader(tmp_path)(section, model, tokenizer).ids)
@@ -232,12 +199,11 @@ def test_a_section_is_read_as_a_check_reads_it(
     assert fewer == ("are measured" in found.note) == (with_text == (name == "a file"))
 
 
-def test_a_section_of_which_nothing_is_left(tmp_path: Path) -> None:
+def test_a_section_of_which_nothing_is_left(tiny_request: TableRequest) -> None:
     """Catches a recipe calibrated on nothing, and a choice that is passed over."""
-    request = tiny_request(tmp_path)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(request.model)
-    measured = measured_text(tokenizer, request.text, windows=2)
-    suite = {"files": [str(request.text)], "window": 512}
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny_request.model)
+    measured = measured_text(tokenizer, tiny_request.text, windows=2)
+    suite = {"files": [str(tiny_request.text)], "window": 512}
     section = CalibrationConfig.model_validate({"suite": suite, "limit": 2})
     with pytest.raises(PromptError, match=r"all 2 prompts of text\.txt are measured"):
         of_section(section, tokenizer, measured)
@@ -260,10 +226,14 @@ limit = 6
 @pytest.mark.parametrize("quick", [False, True], ids=["whole", "quick"])
 @pytest.mark.parametrize("with_text", [False, True], ids=["core-v1", "text"])
 def test_rows_are_calibrated_as_their_files_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_text: bool, quick: bool
+    tiny_request: TableRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    with_text: bool,
+    quick: bool,
 ) -> None:
     """Catches a table that ignores the file's own section."""
-    request = dataclasses.replace(tiny_request(tmp_path), quick=quick)
+    request = dataclasses.replace(tiny_request, quick=quick)
     request = request if with_text else dataclasses.replace(request, text=None)
     (tmp_path / "ladder").mkdir()
     (tmp_path / "ladder" / "bpw-8.5.toml").write_text(RUNG)

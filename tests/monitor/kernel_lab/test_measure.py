@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tests.monitor.kernel_lab.references import tied_llama
+from tests.monitor.tiny_models import byte_tokenizer
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from quantwatch.errors import PromptError
 from quantwatch.kernel_lab.measure import Yardstick, scored_logits
@@ -19,34 +19,9 @@ from quantwatch.kernel_lab.texts import Text, calibration_text, measured_text
 from quantwatch_kernels.quantize.recipe import Recipe
 
 
-def tokenizer() -> Any:
-    """Return a tokenizer of one id per byte."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    built = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    built.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=built)
-
-
 @pytest.fixture
 def model() -> Any:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=96,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-    )
-    built = LlamaForCausalLM(config).eval()
-    built.requires_grad_(False)
-    for parameter in built.parameters():
-        if parameter.ndim == 2:
-            parameter.mul_(4)
-    return built
+    return tied_llama(scale=4.0)
 
 
 TEXT = Text(
@@ -152,21 +127,21 @@ def test_windows_of_a_text(tmp_path: Path) -> None:
     """Catches calibration on what is measured, and a text that is shorter than was asked for."""
     file = tmp_path / "text.txt"
     file.write_text("".join(chr(32 + (i * 7 + i // 90) % 90) for i in range(512 * 5 + 100)))
-    measured = measured_text(tokenizer(), file, windows=2)
-    calibration = calibration_text(tokenizer(), file, skip=2, windows=3)
+    measured = measured_text(byte_tokenizer(), file, windows=2)
+    calibration = calibration_text(byte_tokenizer(), file, skip=2, windows=3)
     assert [w.shape for w in measured.windows] == [(1, 512)] * 2
     assert measured.num_scored == 2 * 255
     everything = torch.cat([*measured.windows, *calibration], 1)
-    assert everything[0].tolist() == tokenizer()(file.read_text())["input_ids"][: 5 * 512]
-    assert len(measured_text(tokenizer(), file, windows=None).windows) == 5
+    assert everything[0].tolist() == byte_tokenizer()(file.read_text())["input_ids"][: 5 * 512]
+    assert len(measured_text(byte_tokenizer(), file, windows=None).windows) == 5
     with pytest.raises(PromptError, match="5 whole windows"):
-        measured_text(tokenizer(), file, windows=6)
+        measured_text(byte_tokenizer(), file, windows=6)
 
 
 def test_core_is_split() -> None:
     """Catches a prompt of core-v1 that is both measured and calibrated on."""
-    measured = {tuple(w[0].tolist()) for w in measured_text(tokenizer()).windows}
-    calibration = {tuple(w[0].tolist()) for w in calibration_text(tokenizer())}
+    measured = {tuple(w[0].tolist()) for w in measured_text(byte_tokenizer()).windows}
+    calibration = {tuple(w[0].tolist()) for w in calibration_text(byte_tokenizer())}
     assert (len(measured), len(calibration)) == (34, 102)
     assert not measured & calibration
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.monitor.kernel_lab.references import tied_llama, token_ids
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from quantwatch.kernel_lab.measure import Yardstick
 from quantwatch.kernel_lab.qat_bench import QatBench
@@ -21,33 +21,14 @@ NEAREST = Recipe.named("uint3-g16")
 
 
 def tiny() -> nn.Module:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=96,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
-    model: nn.Module = AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(5)
-    return model
-
-
-def ids(count: int, tokens: int, seed: int) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(0, 96, (1, tokens), generator=generator) for _ in range(count)]
+    model: nn.Module = tied_llama(scale=5.0, num_hidden_layers=3)
+    return model.requires_grad_(True)
 
 
 @pytest.fixture
 def bench() -> QatBench:
-    measured = Yardstick(tiny(), Text("t", tuple(ids(3, 24, 1))), scopes={})
-    return QatBench(measured, ids(4, 16, 2), 2)
+    measured = Yardstick(tiny(), Text("t", tuple(token_ids(3, 24, 1))), scopes={})
+    return QatBench(measured, token_ids(4, 16, 2), 2)
 
 
 def test_a_student_run_from_a_block_is_the_whole_student(bench: QatBench) -> None:
@@ -80,9 +61,9 @@ def test_only_the_last_blocks_change_and_only_for_a_while(bench: QatBench) -> No
 def test_table(tmp_path: Path) -> None:
     """Catches a cell under another heading, and means that aren't over the seeds."""
     said: list[str] = []
-    measured = Yardstick(tiny(), Text("t", tuple(ids(3, 24, 1))), scopes={})
+    measured = Yardstick(tiny(), Text("t", tuple(token_ids(3, 24, 1))), scopes={})
     request = TableRequest(tmp_path, quick=True, tell=said.append)
-    table = qat_ptq.compare(measured, ids(4, 16, 2), request)
+    table = qat_ptq.compare(measured, token_ids(4, 16, 2), request)
     rows = {str(row["method"]): row for row in to_json(table)["rows"]}
     assert len(rows) == 5
     for name, row in rows.items():
@@ -98,7 +79,7 @@ def test_table(tmp_path: Path) -> None:
             assert row["norm"] > 0
     assert rows["GPTQ"]["train_kl"] < rows["nearest"]["train_kl"]
     assert sum(line.startswith("seed") for line in said) == 9
-    again = qat_ptq.compare(measured, ids(4, 16, 2), request)
+    again = qat_ptq.compare(measured, token_ids(4, 16, 2), request)
     drop = [column.name for column in table.columns].index("seconds")
     for a, b in zip(table.rows, again.rows, strict=True):
         assert a[:drop] == b[:drop]
@@ -129,12 +110,12 @@ def test_noise() -> None:
 
 def test_bad_data_is_refused() -> None:
     """Catches training on fewer sequences than the table says."""
-    texts = ids(2, 40, 1)
+    texts = token_ids(2, 40, 1)
     pieces = qat_ptq.sequences(texts, 4, 16)
     assert [piece.shape for piece in pieces] == [(1, 16)] * 4
     assert torch.equal(pieces[2], texts[1][:, :16])
     with pytest.raises(ValueError, match="4 sequences of 16 tokens; 5 are needed"):
         qat_ptq.sequences(texts, 5, 16)
-    measured = Yardstick(tiny(), Text("t", tuple(ids(3, 24, 1))), scopes={})
+    measured = Yardstick(tiny(), Text("t", tuple(token_ids(3, 24, 1))), scopes={})
     with pytest.raises(ValueError, match="4 blocks are to be trained; the model has 3"):
-        QatBench(measured, ids(4, 16, 2), 4)
+        QatBench(measured, token_ids(4, 16, 2), 4)

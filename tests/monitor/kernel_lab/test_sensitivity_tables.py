@@ -1,12 +1,8 @@
 """The tables of sensitivity, allocation and modules, built on a tiny checkpoint from end to end."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from quantwatch.kernel_lab.tables import allocation, modules, sensitivity
 from quantwatch.kernel_lab.tables.model import Table, TableRequest, to_markdown
@@ -14,46 +10,16 @@ from quantwatch.kernel_lab.tables.model import Table, TableRequest, to_markdown
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def request_(tmp_path: Path) -> TableRequest:
-    """Two layers over bytes, and a text of 19 windows of which 2 are measured."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-    )
-    built: Any = LlamaForCausalLM(config)
-    for parameter in built.parameters():
-        if parameter.ndim == 2:
-            parameter.data.mul_(4)
-    folder = tmp_path / "model"
-    built.save_pretrained(folder)
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokens.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokens).save_pretrained(folder)
-    text = tmp_path / "text.txt"
-    text.write_text("".join(chr(97 + (i * i) % 23) for i in range(512 * 19)))
-    return TableRequest(tmp_path, str(folder), text, windows=2, quick=True)
-
-
 def column(table: Table, name: str) -> list[Any]:
     index = [c.name for c in table.columns].index(name)
     return [row[index] for row in table.rows]
 
 
-def test_sensitivity(request_: TableRequest) -> None:
+def test_sensitivity(tiny_request: TableRequest) -> None:
     """Catches rows of one model under the other's name, and a kind that is left out."""
-    table = sensitivity.build(request_)
+    table = sensitivity.build(tiny_request)
     kinds = list(zip(column(table, "model"), column(table, "kind"), strict=True))
-    assert [kind for model, kind in kinds if model == request_.model] == [
+    assert [kind for model, kind in kinds if model == tiny_request.model] == [
         "embedding",
         "layer",
         "layer",
@@ -68,9 +34,9 @@ def test_sensitivity(request_: TableRequest) -> None:
     assert "2 × layer" not in to_markdown(table)
 
 
-def test_allocation(request_: TableRequest) -> None:
+def test_allocation(tiny_request: TableRequest) -> None:
     """Catches ways that may spend different budgets, and one that is over its own."""
-    table = allocation.build(request_)
+    table = allocation.build(tiny_request)
     assert column(table, "chosen") == ["sensitivity", "uniform", "random, seed 0"]
     bits, targets = column(table, "bits_per_weight"), column(table, "target")
     assert all(0 <= target - bit < 0.2 for bit, target in zip(bits, targets, strict=True))
@@ -79,9 +45,9 @@ def test_allocation(request_: TableRequest) -> None:
     assert column(table, "kl")[0] == min(column(table, "kl"))
 
 
-def test_modules(request_: TableRequest) -> None:
+def test_modules(tiny_request: TableRequest) -> None:
     """Catches a kind whose rules reach other layers, and matrices that stay without a reason."""
-    table = modules.build(request_)
+    table = modules.build(tiny_request)
     names = column(table, "module")
     assert names[:2] == ["layers.*.attention.q_proj", "layers.*.attention.k_proj"]
     whole = names.index("all of these")

@@ -1,5 +1,6 @@
 """Runs against a baseline, from models to verdicts: paired by prompt, on a real database."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,6 @@ from quantwatch.pipeline.rejudging import rejudge
 from quantwatch.store import baselines, runs
 from quantwatch.store.session import Database, open_database
 from quantwatch.store.tables import RunRow
-from quantwatch.store.upgrade import upgrade
 
 RULES = [
     {"name": "kl", "metric": "logit_kl", "kind": "baseline", "min_effect": 1e-6},
@@ -31,15 +31,6 @@ class Quiet:
 
     def advance(self, tokens: int) -> None:
         pass
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    url = f"sqlite:///{tmp_path / 'runs.db'}"
-    upgrade(url)
-    opened = open_database(url)
-    yield opened
-    opened.close()
 
 
 def request_for(folder: Path, scale: float, **settings: Any) -> RunRequest:
@@ -58,6 +49,26 @@ def request_for(folder: Path, scale: float, **settings: Any) -> RunRequest:
 def night(folder: Path, database: Database | None, scale: float, **settings: Any) -> RunResult:
     request = request_for(folder, scale, **settings)
     return run_check(request, database=database, progress=Quiet())
+
+
+@pytest.fixture(scope="module")
+def pinned_file(
+    folder: Path, migrated_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A database that holds a night of the scale 1.01, pinned: measured once, to be copied."""
+    path = Path(shutil.copy(migrated_file, tmp_path_factory.mktemp("pinned") / "runs.db"))
+    database = open_database(f"sqlite:///{path}")
+    baselines.pin(database, "nightly", night(folder, database, 1.01).run_id)
+    database.close()
+    return path
+
+
+@pytest.fixture
+def pinned(pinned_file: Path, tmp_path: Path) -> Iterator[Database]:
+    """Return a database of the test's own in which that night is pinned."""
+    database = open_database(f"sqlite:///{shutil.copy(pinned_file, tmp_path / 'pinned.db')}")
+    yield database
+    database.close()
 
 
 def record(run: RunResult, metric: str = "logit_kl", scope: str = "model") -> Any:
@@ -122,13 +133,12 @@ def test_a_rolling_baseline_needs_no_pin(folder: Path, database: Database) -> No
 
 
 def test_a_confirmation_run_is_judged_with_the_run_it_confirms(
-    folder: Path, database: Database
+    folder: Path, pinned: Database
 ) -> None:
     """Catches a second look that forgets the first."""
-    baselines.pin(database, "nightly", night(folder, database, 1.01).run_id)
-    first = night(folder, database, 1.05)
+    first = night(folder, pinned, 1.05)
     request = request_for(folder, 1.05)
-    confirm = _run_as_confirmation(database, request, first.run_id)
+    confirm = _run_as_confirmation(pinned, request, first.run_id)
     assert confirm.verdict == Verdict.REGRESSION
     # Deterministic models: the pooled mean is the mean, whatever the order of the two runs.
     assert record(confirm)["difference"] == pytest.approx(record(first)["difference"], rel=1e-9)
@@ -159,10 +169,9 @@ def test_the_floor_has_three_sources(folder: Path) -> None:
         assert floor <= max(each.get(metric, 0.0) for each in sources)
 
 
-def test_a_baseline_of_other_prompts_stays_inconclusive(folder: Path, database: Database) -> None:
+def test_a_baseline_of_other_prompts_stays_inconclusive(folder: Path, pinned: Database) -> None:
     """Catches an incompatible pinned baseline that is passed over in silence."""
-    baselines.pin(database, "nightly", night(folder, database, 1.01).run_id)
-    other = night(folder, database, 1.01, suite={"files": ["prompts.json"], "limit": 12})
+    other = night(folder, pinned, 1.01, suite={"files": ["prompts.json"], "limit": 12})
     assert other.verdict == Verdict.INCONCLUSIVE
     assert any("suite" in problem for problem in other.baseline_mismatch)
 
@@ -204,24 +213,22 @@ NIGHTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("settings", NIGHTS.values(), ids=NIGHTS)
 def test_judged_from_the_store_as_from_memory(
-    folder: Path, database: Database, settings: dict[str, Any]
+    folder: Path, pinned: Database, settings: dict[str, Any]
 ) -> None:
     """Catches a second judgement that finds another verdict in the very same numbers."""
-    baselines.pin(database, "nightly", night(folder, database, 1.01).run_id)
-    live = night(folder, database, 1.01, **settings)
+    live = night(folder, pinned, 1.01, **settings)
     check = request_for(folder, 1.01, **settings).check
-    again = rejudge(database, runs.get_result(database, live.run_id), check)
+    again = rejudge(pinned, runs.get_result(pinned, live.run_id), check)
     assert again.outcomes == live.outcomes
     assert _verdicts(again) == _verdicts(live)
 
 
-def test_a_run_that_was_pinned_since_is_its_own_normal(folder: Path, database: Database) -> None:
+def test_a_run_that_was_pinned_since_is_its_own_normal(folder: Path, pinned: Database) -> None:
     """Catches a regression that was accepted by pinning it and is found again in itself."""
-    baselines.pin(database, "nightly", night(folder, database, 1.01).run_id)
-    worse = night(folder, database, 1.05)
-    baselines.pin(database, "nightly", worse.run_id)
-    stored = runs.get_result(database, worse.run_id)
-    again = rejudge(database, stored, request_for(folder, 1.05).check)
+    worse = night(folder, pinned, 1.05)
+    baselines.pin(pinned, "nightly", worse.run_id)
+    stored = runs.get_result(pinned, worse.run_id)
+    again = rejudge(pinned, stored, request_for(folder, 1.05).check)
     assert (worse.verdict, again.verdict) == (Verdict.REGRESSION, Verdict.PASS)
     (outcome,) = (each for each in again.outcomes if each.rule == "kl")
     assert (outcome.outcome, again.baseline_run_id) == ("clear", worse.run_id)

@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tests.monitor.tiny_models import byte_tokenizer, llama
 
 import quantwatch
 from quantwatch.cli import main
@@ -27,24 +24,14 @@ INT4 = WeightSpec(INT_FORMATS["int4"], PerGroup(16))
 TIED = Recipe(INT4, embedding=WeightSpec(INT_FORMATS["int6"], PerChannel()))
 
 
-def tiny() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300}
-    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, tie_word_embeddings=True)).eval()
+def tiny() -> Any:
+    return llama(300, tie_word_embeddings=True)
 
 
 def packed(recipe: Recipe) -> Any:
     model = tiny()
     quantize_(model, recipe, execution="reference")
     return model
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    vocabulary = {piece: index for index, piece in enumerate(sorted(ByteLevel.alphabet()))}
-    backend = Tokenizer(BPE(vocabulary, []))
-    backend.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
 TEXT = "The light at Hallin would be automated. " * 10
@@ -55,7 +42,7 @@ def measured(place: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """What `quantwatch compare plain candidate` says about the candidate."""
     (place / "text.txt").write_text(TEXT)
     for name in ("plain", "candidate"):
-        tokenizer().save_pretrained(place / name)
+        byte_tokenizer().save_pretrained(place / name)
     words = ["compare", str(place / "plain"), str(place / "candidate")]
     more = ["--text", str(place / "text.txt"), "--window", str(WINDOW), "--no-store", "--json"]
     with pytest.raises(SystemExit) as ended:
@@ -68,7 +55,7 @@ def measured(place: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 def windows() -> list[list[int]]:
     """The same prompts as `measured` makes."""
-    ids: list[int] = tokenizer()(TEXT)["input_ids"]
+    ids: list[int] = byte_tokenizer()(TEXT)["input_ids"]
     return [ids[start : start + WINDOW] for start in range(0, len(ids), WINDOW)]
 
 

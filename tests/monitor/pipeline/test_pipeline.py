@@ -2,17 +2,13 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tests.monitor.tiny_models import llama, save_word_model
 
 import quantwatch
 from quantwatch.config.schema import CheckConfig
@@ -20,8 +16,7 @@ from quantwatch.domain import RunResult, RunStatus, Verdict
 from quantwatch.errors import IncompatibleError, ModelError, PromptError, UserError
 from quantwatch.pipeline import RunRequest, estimate, run_check
 from quantwatch.store import baselines, blocks, runs, suites
-from quantwatch.store.session import Database, open_database
-from quantwatch.store.upgrade import upgrade
+from quantwatch.store.session import Database
 
 WORDS = [f"w{i}" for i in range(96)]
 
@@ -45,34 +40,17 @@ class Quiet:
                 raise KeyboardInterrupt
 
 
-def tiny(seed: int = 0) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": len(WORDS)}
-    config = LlamaConfig(**sizes, **heads, max_position_embeddings=64, tie_word_embeddings=False)
-    return LlamaForCausalLM(config).eval()
+def tiny() -> Any:
+    return llama(len(WORDS), num_hidden_layers=4)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A base folder with a model, a damaged copy of its tokenizer, and prompts."""
-    model = tmp_path / "tiny"
-    tiny().save_pretrained(model)
-    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(model)
+    save_word_model(tmp_path / "tiny", len(WORDS), num_hidden_layers=4)
     texts = [" ".join(WORDS[i * 7 : i * 7 + 5 + 3 * i]) for i in range(6)]
     (tmp_path / "prompts.json").write_text(json.dumps(texts))
     return tmp_path
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    url = f"sqlite:///{tmp_path / 'runs.db'}"
-    upgrade(url)
-    opened = open_database(url)
-    yield opened
-    opened.close()
 
 
 def request_for(folder: Path, *candidates: dict[str, Any], **settings: Any) -> RunRequest:
@@ -319,14 +297,6 @@ class TestCompare:
 
     def test_another_architecture(self) -> None:
         """Catches a shape error from inside torch."""
-        other = LlamaForCausalLM(
-            LlamaConfig(
-                hidden_size=32,
-                intermediate_size=64,
-                num_hidden_layers=3,
-                num_attention_heads=4,
-                vocab_size=96,
-            )
-        )
+        other = llama(len(WORDS), num_hidden_layers=3, num_key_value_heads=4)
         with pytest.raises(IncompatibleError, match="layers"):
             quantwatch.compare(tiny(), other, [[1, 2, 3]])

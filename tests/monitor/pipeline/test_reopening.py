@@ -1,10 +1,8 @@
 """An alert that was closed while it was true, from models to its state, and what opens it again."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from sqlalchemy import update
 
 from quantwatch.config.schema import CheckConfig, Config
@@ -12,9 +10,8 @@ from quantwatch.domain import RuleOutcome, Verdict
 from quantwatch.pipeline import RunRequest, run_check
 from quantwatch.pipeline.alerting import close_alert, settler
 from quantwatch.store import baselines, episodes, runs
-from quantwatch.store.session import Database, open_database
+from quantwatch.store.session import Database
 from quantwatch.store.tables import RunRow
-from quantwatch.store.upgrade import upgrade
 
 RULES = [
     {"name": "kl", "metric": "logit_kl", "kind": "baseline", "min_effect": 1e-6},
@@ -71,15 +68,6 @@ class Nights:
     def close(self) -> None:
         config = Config.model_validate({"schema_version": 1})
         close_alert(self._database, self.alert().id, "ada", "accepted", config)
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    url = f"sqlite:///{tmp_path / 'runs.db'}"
-    upgrade(url)
-    opened = open_database(url)
-    yield opened
-    opened.close()
 
 
 def test_from_models_to_an_alert_that_stays_closed(folder: Path, database: Database) -> None:

@@ -1,10 +1,7 @@
 """Small real runs of any age, with matrices, to be thinned and deleted."""
 
-import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +26,7 @@ from quantwatch.domain import (
     Verdict,
 )
 from quantwatch.store.runs import begin_run, finish_run
-from quantwatch.store.session import Database, open_database
+from quantwatch.store.session import Database
 from quantwatch.store.tables import (
     Base,
     BlockRow,
@@ -38,31 +35,10 @@ from quantwatch.store.tables import (
     RunRow,
     ScopeRow,
 )
-from quantwatch.store.upgrade import upgrade
 from quantwatch.telemetry import canonical_sha, new_run_id
 
 NUM_PROMPTS = 3
 LAYERS = (Scope("layers.0"), Scope("layers.1"))
-
-
-@pytest.fixture(scope="session")
-def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty SQLite database, migrated once."""
-    path = tmp_path_factory.mktemp("retention") / "empty.db"
-    upgrade(f"sqlite:///{path}")
-    return path
-
-
-@pytest.fixture
-def db(database_url: str, migrated_file: Path) -> Iterator[Database]:
-    """A database on each of the two kinds, with the schema that the migrations build."""
-    if database_url.startswith("sqlite"):
-        shutil.copy(migrated_file, database_url.removeprefix("sqlite:///"))
-    else:
-        upgrade(database_url)
-    database = open_database(database_url, wait_s=5)
-    yield database
-    database.close()
 
 
 @pytest.fixture

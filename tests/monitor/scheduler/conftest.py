@@ -1,10 +1,8 @@
-"""A migrated database per test, checks with schedules, and the moved clock."""
+"""Checks with schedules, and the moved clock."""
 
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +14,8 @@ from quantwatch.domain import RunStatus
 from quantwatch.observability import labels, meters
 from quantwatch.store import clock, schedules
 from quantwatch.store.applied import apply_checks
-from quantwatch.store.session import Database, open_database
+from quantwatch.store.session import Database
 from quantwatch.store.tables import CheckRow, RunRow, ScheduleRow
-from quantwatch.store.upgrade import upgrade
 
 START = datetime(2026, 3, 27, 12, 0, tzinfo=UTC)
 """Two days before the clocks of Berlin change."""
@@ -87,26 +84,6 @@ class Place:
             session.execute(update(ScheduleRow).values(**values))
 
 
-@pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SQLite file that the migrations have built once; tests copy it."""
-    path = tmp_path_factory.mktemp("scheduler") / "migrated.db"
-    upgrade(f"sqlite:///{path}")
-    return path
-
-
-@pytest.fixture
-def db(database_url: str, migrated: Path) -> Iterator[Database]:
-    """A database on each of the two kinds, with the schema that the migrations build."""
-    if database_url.startswith("sqlite:///"):
-        shutil.copy(migrated, database_url.removeprefix("sqlite:///"))
-    else:
-        upgrade(database_url)
-    database = open_database(database_url, wait_s=5)
-    yield database
-    database.close()
-
-
 @pytest.fixture
 def place(db: Database) -> Place:
     """The database at noon of 27 March 2026."""
@@ -116,14 +93,11 @@ def place(db: Database) -> Place:
 
 
 @pytest.fixture
-def sqlite_place(tmp_path: Path, migrated: Path) -> Iterator[Place]:
+def sqlite_place(sqlite_db: Database) -> Place:
     """The same on SQLite alone, for what the kind of database doesn't change."""
-    shutil.copy(migrated, tmp_path / "alone.db")
-    database = open_database(f"sqlite:///{tmp_path / 'alone.db'}", wait_s=5)
-    found = Place(database)
+    found = Place(sqlite_db)
     found.set_clock(START)
-    yield found
-    database.close()
+    return found
 
 
 @pytest.fixture

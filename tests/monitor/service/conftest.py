@@ -1,4 +1,4 @@
-"""A migrated database per test, and parts that do as they are told."""
+"""Parts that do as they are told."""
 
 import threading
 from collections.abc import Iterator
@@ -7,16 +7,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from quantwatch.observability import labels
-from quantwatch.store.session import Database, open_database
-from quantwatch.store.upgrade import upgrade
-
-
-@pytest.fixture
-def db(database_url: str) -> Iterator[Database]:
-    upgrade(database_url)
-    database = open_database(database_url, wait_s=5)
-    yield database
-    database.close()
 
 
 @pytest.fixture(autouse=True)

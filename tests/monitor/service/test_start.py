@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +19,6 @@ from quantwatch.store.components import list_components
 from quantwatch.store.queue import NewRun, enqueue
 from quantwatch.store.session import Database, open_database
 from quantwatch.store.tables import CheckRow, RunAttemptRow, RunRow
-from quantwatch.store.upgrade import upgrade
 
 pytestmark = pytest.mark.slow
 CONFIG = """
@@ -44,10 +44,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def sqlite_db(folder: Path) -> Iterator[Database]:
-    url = f"sqlite:///{folder}/q.db"
-    upgrade(url)
-    database = open_database(url)
+def sqlite_db(migrated_file: Path, folder: Path) -> Iterator[Database]:
+    database = open_database(f"sqlite:///{shutil.copy(migrated_file, folder / 'q.db')}")
     yield database
     database.close()
 

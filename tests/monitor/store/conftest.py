@@ -1,6 +1,7 @@
-"""A migrated database per test, and small honest results to put into it."""
+"""Small honest results to put into it."""
 
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,8 +29,7 @@ from quantwatch.domain import (
     Verdict,
 )
 from quantwatch.store.runs import begin_run, finish_run
-from quantwatch.store.session import Database, open_database
-from quantwatch.store.upgrade import upgrade
+from quantwatch.store.session import Database
 from quantwatch.telemetry import canonical_sha, new_run_id
 
 START = datetime(2026, 11, 29, 2, 0, tzinfo=UTC)
@@ -38,20 +38,9 @@ Save = Callable[..., RunResult]
 
 
 @pytest.fixture
-def db(database_url: str) -> Iterator[Database]:
-    """A database on each of the two kinds, with the schema that the migrations build."""
-    upgrade(database_url)
-    database = open_database(database_url, wait_s=5)
-    yield database
-    database.close()
-
-
-@pytest.fixture
-def sqlite_file(tmp_path: Path) -> Path:
+def sqlite_file(migrated_file: Path, tmp_path: Path) -> Path:
     """A migrated SQLite file."""
-    path = tmp_path / "file.db"
-    upgrade(f"sqlite:///{path}")
-    return path
+    return Path(shutil.copy(migrated_file, tmp_path / "file.db"))
 
 
 @pytest.fixture

@@ -51,14 +51,6 @@ def worker(name: str = "w1", host: str = HOST) -> WorkerId:
 
 
 @pytest.fixture(scope="session")
-def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SQLite file with the current schema, to be copied: migrating takes longer than most tests."""
-    path = tmp_path_factory.mktemp("migrated") / "quantwatch.db"
-    upgrade(f"sqlite:///{path}")
-    return path
-
-
-@pytest.fixture(scope="session")
 def migrated_name(postgres_server: URL) -> str:
     """A database of the server with the current schema, to be copied."""
     name = f"template_{uuid.uuid4().hex}"
@@ -154,23 +146,10 @@ def tiny_check(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CheckCon
 
 
 def build_tiny(folder: Path) -> None:
-    import torch
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import WhitespaceSplit
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from tests.monitor.tiny_models import save_word_model
 
     words = [f"w{i}" for i in range(96)]
-    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": len(words)}
-    torch.manual_seed(0)
-    config = LlamaConfig(**sizes, **heads, max_position_embeddings=64, tie_word_embeddings=False)
-    LlamaForCausalLM(config).eval().save_pretrained(folder / "tiny")
-    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(
-        folder / "tiny"
-    )
+    save_word_model(folder / "tiny", len(words), num_hidden_layers=4)
     texts = [" ".join(words[i * 7 : i * 7 + 5 + 3 * i]) for i in range(6)]
     (folder / "prompts.json").write_text(json.dumps(texts))
 

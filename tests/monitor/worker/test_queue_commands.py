@@ -1,8 +1,9 @@
 """`check run --queue`, `check release`, `runs cancel`: asking for runs and stopping them."""
 
 import json
+import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from quantwatch.store.attempts import Failure, WorkerId
 from quantwatch.store.runs import finish_run, list_runs
 from quantwatch.store.session import Database, open_database
 from quantwatch.store.tables import CheckRow
-from quantwatch.store.upgrade import upgrade
 
 CONFIG = """
 schema_version = 1
@@ -48,10 +48,8 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Comm
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Any:
-    url = f"sqlite:///{tmp_path / 'q.db'}"
-    upgrade(url)
-    database = open_database(url)
+def opened(migrated_file: Path, tmp_path: Path) -> Iterator[Database]:
+    database = open_database(f"sqlite:///{shutil.copy(migrated_file, tmp_path / 'q.db')}")
     yield database
     database.close()
 

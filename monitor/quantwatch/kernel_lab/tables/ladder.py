@@ -24,13 +24,13 @@ from quantwatch.kernel_lab.calibrating import of_section
 from quantwatch.kernel_lab.measure import Figures, Yardstick
 from quantwatch.kernel_lab.references import load_reference, yardstick
 from quantwatch.kernel_lab.tables.model import Cell, Column, Table, TableRequest
+from quantwatch.kernel_lab.tables.peers import is_peers, not_peers_note
 from quantwatch.kernel_lab.texts import Text, calibration_text
 from quantwatch.models.recipes import kernel_recipe
 from quantwatch_kernels.quantize.recipe import Recipe
 
 _WINDOWS = 16
 """Later windows of a text that a recipe is calibrated on: 8,192 tokens."""
-_PEERS_PPL, _PEERS_WITHIN = 24.498, 0.005
 _COLUMNS = (
     Column("recipe", "recipe"),
     Column("calibration", "calibrated on"),
@@ -128,7 +128,7 @@ def build(request: TableRequest) -> Table:
             name, texts = _texts(rung, own, loaded.tokenizer, measured.text, request)
             request.tell(f"{rung.name}, calibrated on {name}")
             figures = _measure(measured, rung.recipe, texts)
-            comparable = request.model == "smollm2-135m" and _is_peers(figures)
+            comparable = is_peers(request, figures)
             bar = BARS.get(rung.budget) if comparable else None
             rows.append((rung.name, name, *_row(rung, figures, bar)))
     return Table("Ladder of recipes", _COLUMNS, tuple(rows), _notes(request, measured, comparable))
@@ -151,10 +151,6 @@ def _measure(measured: Yardstick, recipe: Recipe, texts: Sequence[Tensor]) -> Fi
     return measured.try_recipe(recipe, calibration=texts if recipe.calibrated else None)
 
 
-def _is_peers(figures: Figures) -> bool:
-    return abs(figures.ppl_reference - _PEERS_PPL) < _PEERS_WITHIN
-
-
 def _row(rung: Rung, figures: Figures, bar: Bar | None) -> tuple[Cell, ...]:
     """Return the cells behind the names; without a bar nothing is said to be reached."""
     within = figures.bits_per_weight <= rung.budget
@@ -174,10 +170,7 @@ def _notes(request: TableRequest, measured: Yardstick, comparable: bool) -> tupl
         "reached: at most so many bits, everything counted, and a mean KL of at most the bar",
     ]
     if not comparable:
-        notes.append(
-            "llama.cpp's figures and the bars belong to smollm2-135m on 8 windows of WikiText-2 "
-            f"(reference PPL {_PEERS_PPL}); this is something else, so they aren't shown"
-        )
+        notes.append(not_peers_note("llama.cpp's figures and the bars"))
     else:
         notes.append(
             "llama.cpp's kernels round activations to 8 bits as well: Q8_0's weights alone 0.00137"

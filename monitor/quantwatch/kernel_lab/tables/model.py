@@ -33,6 +33,8 @@ class TableRequest:
     """A smaller table whose figures are still right: fewer rows, repeats or windows."""
     tell: Callable[[str], None] = field(default=_silent)
     """Takes a line of progress."""
+    tasks: Path | None = None
+    """A file of multiple-choice items, for tables that measure some; None: choices-v1."""
 
 
 @dataclass(frozen=True, slots=True)

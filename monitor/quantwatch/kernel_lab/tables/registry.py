@@ -18,6 +18,7 @@ class Entry(NamedTuple):
 
     module: str
     shows: str
+    takes_tasks: bool = False
 
 
 TABLES: dict[str, Entry] = {
@@ -25,16 +26,24 @@ TABLES: dict[str, Entry] = {
     "calibration": Entry(f"{_HERE}.calibration", "which samples set static ranges, over seeds"),
     "group-size": Entry(f"{_HERE}.group_size", "int4 group sizes: bits, error, KL, speed"),
     "ladder": Entry(f"{_HERE}.ladder", "the shipped recipes, 8.5 to 4 bits, beside llama.cpp"),
-    "memory": Entry(f"{_HERE}.memory", "the three-step int4 pipeline: bytes and what is kept"),
+    "memory": Entry(
+        f"{_HERE}.memory", "the int4 pipeline: bytes, accuracy kept, speed", takes_tasks=True
+    ),
     "modules": Entry(f"{_HERE}.modules", "the int8 stage: module, precision, KL, speed"),
     "qat-ptq": Entry(f"{_HERE}.qat_ptq", "the last blocks trained in 3 bits, beside GPTQ"),
     "sensitivity": Entry(f"{_HERE}.sensitivity", "every module alone: KL, accuracy, entropy"),
+    "w4a4": Entry(f"{_HERE}.w4a4", "activations in 8 and 4 bits: smoothing, rotation, groups"),
 }
 
 
 def build(name: str, request: TableRequest) -> Table:
-    """Return a table. Raises UserError naming those that exist."""
+    """Return a table. Raises UserError naming those that exist, or that take multiple choice."""
     if name not in TABLES:
         raise UserError(f"no table {name!r}; there are {', '.join(sorted(TABLES))}")
+    if request.tasks is not None and not TABLES[name].takes_tasks:
+        takers = ", ".join(other for other, entry in TABLES.items() if entry.takes_tasks)
+        raise UserError(
+            f"table {name} has no multiple choice, so no tasks; those that do: {takers}"
+        )
     builder: Callable[[TableRequest], Table] = importlib.import_module(TABLES[name].module).build
     return builder(request)

@@ -1,0 +1,40 @@
+"""What a model's kernels and residual stream did that nobody asked for, in words with counts.
+
+Right but slow, done by another back end than the named one, or beyond what a narrow stream can
+hold: the figures alone don't show it. Counted are the forward passes under observation and the
+heads that are read off, of one model only; what runs again for an isolated error is not.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from quantwatch.models.quiet import shorten
+from quantwatch_kernels.registry import Watch
+
+
+def event_words(watch: Watch, overflows: Mapping[str, int]) -> tuple[str, ...]:
+    """Return one sentence per kind of event, the most frequent first; none when all went well.
+
+    `overflows` maps scopes to values that became infinite.
+    """
+    return (*_slow(watch), *_fallbacks(watch), *_overflows(overflows))
+
+
+def _slow(watch: Watch) -> Iterator[str]:
+    for slow, count in watch.slow.most_common():
+        yield f"{slow.op} ({slow.backend}), {_times(count, 'call')}: {slow.reason}"
+
+
+def _fallbacks(watch: Watch) -> Iterator[str]:
+    for fallback, count in watch.fallbacks.most_common():
+        instead = f"{fallback.used} instead of {fallback.wanted}"
+        yield f"{fallback.op} ({instead}), {_times(count, 'time')}: {fallback.reason}"
+
+
+def _overflows(overflows: Mapping[str, int]) -> Iterator[str]:
+    places = [f"{scope}, {_times(count, 'value')}" for scope, count in overflows.items()]
+    if places:
+        yield f"the residual stream became infinite in its dtype: {shorten(places)}"
+
+
+def _times(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
