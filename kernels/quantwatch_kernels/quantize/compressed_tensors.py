@@ -12,7 +12,7 @@ Other widths are packed densely since some version of the package and with gaps 
 in a checkpoint says which: a reader of the other kind would compute with garbage.
 
 Asymmetric checkpoints say `dequantize`: transformers 5.24 with compressed-tensors 0.20 makes room
-for unpacked zeros only and can't load packed ones any other way (its own neither); vLLM ignores it.
+for unpacked zeros only and can't load packed ones any other way (its own neither).
 
 Rotations folded into the weights, smoothing and AWQ change no logits, but the hidden states: what
 `basis` knows of that stands in config.json as `quantwatch_other_basis`, for `mark_loaded_`. The

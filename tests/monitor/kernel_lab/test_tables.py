@@ -13,7 +13,14 @@ from quantwatch.kernel_lab import bench
 from quantwatch.kernel_lab.bounds import BoundRow, check_bounds
 from quantwatch.kernel_lab.inputs import FedLayer, fed_layers
 from quantwatch.kernel_lab.tables import registry
-from quantwatch.kernel_lab.tables.model import Column, Table, TableRequest, to_json, to_markdown
+from quantwatch.kernel_lab.tables.model import (
+    Column,
+    Rows,
+    Table,
+    TableRequest,
+    to_json,
+    to_markdown,
+)
 from quantwatch_kernels.quantize import error_bounds
 
 COLUMNS = (
@@ -21,6 +28,19 @@ COLUMNS = (
     Column("kl", "mean KL, nats", ".4f"),
     Column("size", "bytes", ",d"),
 )
+
+
+def test_rows_are_told_as_they_come() -> None:
+    """Catches a table that keeps an hour's figures to itself until it is killed."""
+    said: list[str] = []
+    rows = Rows(COLUMNS, said.append)
+    rows.add("a", 0.123456, 1234)
+    assert said == ["what a; mean KL, nats 0.1235; bytes 1,234"]
+    rows.add("b", math.nan, None)
+    assert said[1] == "what b; mean KL, nats not finite; bytes –"
+    assert Table("Title", COLUMNS, tuple(rows)).rows[0] == ("a", 0.123456, 1234)
+    with pytest.raises(ValueError, match="argument"):
+        rows.add("too short")
 
 
 def test_a_table_in_two_forms() -> None:

@@ -19,7 +19,7 @@ from quantwatch.kernel_lab.allocate import (
 from quantwatch.kernel_lab.calibrating import some_of
 from quantwatch.kernel_lab.measure import Yardstick
 from quantwatch.kernel_lab.references import load_reference, yardstick
-from quantwatch.kernel_lab.tables.model import Cell, Column, Table, TableRequest
+from quantwatch.kernel_lab.tables.model import Cell, Column, Rows, Table, TableRequest
 from quantwatch.kernel_lab.texts import calibration_text
 from quantwatch.models.recipes import kernel_recipe
 from quantwatch_kernels.quantize.allocation import (
@@ -55,7 +55,7 @@ def build(request: TableRequest) -> Table:
     found = sensitivities(measured, wanted, texts, calibration)
     groups = list({row.group.name: row.group for row in found}.values())
     items = items_of(found)
-    rows: list[tuple[Cell, ...]] = []
+    rows = Rows(_COLUMNS, request.tell)
     for target in QUICK_TARGETS if request.quick else TARGETS:
         room = budget(measured.module, groups, target)
         check_target(measured.module, items, room, target)
@@ -65,7 +65,7 @@ def build(request: TableRequest) -> Table:
         for name, way in ways.items():
             request.tell(f"{target:g} bits per weight, {name}")
             wish = replace(wanted, target_bpw=target)
-            rows.append((target, name, *_row(measured, wish, groups, way)))
+            rows.add(target, name, *_row(measured, wish, groups, way))
     notes = (
         f"{request.model} off its grid (seed {request.seed}), {measured.text.name}, "
         f"{measured.text.num_scored} scored tokens, execution dequantized, rounded to nearest with "

@@ -15,7 +15,7 @@ from torch import nn
 from quantwatch.kernel_lab.bench import Contestant, measure_shape
 from quantwatch.kernel_lab.measure import Yardstick
 from quantwatch.kernel_lab.references import load_reference, yardstick
-from quantwatch.kernel_lab.tables.model import Cell, Column, Table, TableRequest
+from quantwatch.kernel_lab.tables.model import Cell, Column, Rows, Table, TableRequest
 from quantwatch_kernels.quantize.affine import quantize_weight
 from quantwatch_kernels.quantize.int4_linear import INT4_LINEAR, int4_aten_why_not
 from quantwatch_kernels.quantize.packed_linear import PackedLinear
@@ -43,10 +43,10 @@ def build(request: TableRequest) -> Table:
     loaded = load_reference(request.model, request.cache_dir, off_grid_seed=request.seed)
     measured = yardstick(loaded, request.text, windows=request.windows)
     sizes = SIZES[2:] if request.quick else SIZES
-    rows = []
+    rows = Rows(_COLUMNS, request.tell)
     for size in sizes:
         request.tell(f"uint4-{size}")
-        rows.append(_row(measured, size))
+        rows.add(*_row(measured, size))
     notes = (
         f"{request.model} off its grid (seed {request.seed}), {measured.text.name}, "
         f"{measured.text.num_scored} scored tokens, execution dequantized, rounding to nearest",

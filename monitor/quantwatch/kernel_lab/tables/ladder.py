@@ -23,7 +23,7 @@ from quantwatch.errors import UserError
 from quantwatch.kernel_lab.calibrating import of_section
 from quantwatch.kernel_lab.measure import Figures, Yardstick
 from quantwatch.kernel_lab.references import load_reference, yardstick
-from quantwatch.kernel_lab.tables.model import Cell, Column, Table, TableRequest
+from quantwatch.kernel_lab.tables.model import Cell, Column, Rows, Table, TableRequest
 from quantwatch.kernel_lab.tables.peers import is_peers, not_peers_note
 from quantwatch.kernel_lab.texts import Text, calibration_text
 from quantwatch.models.recipes import kernel_recipe
@@ -121,7 +121,7 @@ def build(request: TableRequest) -> Table:
     ladder = rungs(recipes_folder() / "ladder")
     loaded = load_reference(request.model, request.cache_dir, off_grid_seed=request.seed)
     measured = yardstick(loaded, request.text, windows=request.windows)
-    rows: list[tuple[Cell, ...]] = []
+    rows = Rows(_COLUMNS, request.tell)
     comparable = False
     for own in [True] if request.text is None else [False] if request.quick else [False, True]:
         for rung in (ladder[0], ladder[-1]) if request.quick else ladder:
@@ -130,7 +130,7 @@ def build(request: TableRequest) -> Table:
             figures = _measure(measured, rung.recipe, texts)
             comparable = is_peers(request, figures)
             bar = BARS.get(rung.budget) if comparable else None
-            rows.append((rung.name, name, *_row(rung, figures, bar)))
+            rows.add(rung.name, name, *_row(rung, figures, bar))
     return Table("Ladder of recipes", _COLUMNS, tuple(rows), _notes(request, measured, comparable))
 
 

@@ -25,7 +25,7 @@ from quantwatch.kernel_lab.measure import Figures, Yardstick
 from quantwatch.kernel_lab.pipeline import FILE, Step, nearest, steps
 from quantwatch.kernel_lab.references import load_reference, yardstick
 from quantwatch.kernel_lab.tables.ladder import recipes_folder
-from quantwatch.kernel_lab.tables.model import Cell, Column, Table, TableRequest, text
+from quantwatch.kernel_lab.tables.model import Cell, Column, Rows, Table, TableRequest
 from quantwatch.kernel_lab.texts import calibration_text
 from quantwatch.kernel_lab.throughput import Throughput, throughput
 from quantwatch.models.recipes import kernel_recipe
@@ -80,12 +80,11 @@ def build(request: TableRequest) -> Table:
     speeds = ledger.speeds([step.recipe for step in pipeline], rounds)
     skip = request.windows or 8
     texts = calibration_text(loaded.tokenizer, request.text, skip=skip, windows=_WINDOWS)
-    rows = [_plain_row(measured, task, ledger)]
-    request.tell(_line(rows[0]))
+    rows = Rows(_COLUMNS, request.tell)
+    rows.add(*_plain_row(measured, task, ledger))
     for step, speed in zip(pipeline, speeds, strict=True):
         request.tell(step.name)
-        rows.append(_row((measured, task, ledger), step, texts, speed))
-        request.tell(_line(rows[-1]))
+        rows.add(*_row((measured, task, ledger), step, texts, speed))
     return Table(
         "The int4 pipeline: memory, accuracy kept, speed",
         _COLUMNS,
@@ -162,12 +161,6 @@ def _row(
         *_kept(measured.measure(module, report), task.measure(module)),
         *ratios,
     )
-
-
-def _line(row: tuple[Cell, ...]) -> str:
-    """Return a row as one line, so that an hour's work is seen as it comes."""
-    shown = zip(_COLUMNS, row, strict=True)
-    return "; ".join(f"{column.heading} {text(cell, column.form)}" for column, cell in shown)
 
 
 _RATIO = ("ratio", "low", "high")

@@ -5,7 +5,7 @@ format. A number that isn't finite is written as a word (JSON has none for it).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,22 @@ class Table:
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"{self.title}: {len(row)} cells for {len(self.columns)} columns")
+
+
+class Rows(list[tuple[Cell, ...]]):
+    """Rows as they are measured. Each is told as one line: a killed table isn't an hour lost."""
+
+    def __init__(self, columns: Sequence[Column], tell: Callable[[str], None]) -> None:
+        super().__init__()
+        self._columns, self._tell = columns, tell
+
+    def add(self, *row: Cell) -> None:
+        """Keep a row and tell it."""
+        self.append(row)
+        cells = zip(self._columns, row, strict=True)
+        self._tell(
+            "; ".join(f"{column.heading} {text(cell, column.form)}" for column, cell in cells)
+        )
 
 
 def to_json(table: Table) -> dict[str, Any]:

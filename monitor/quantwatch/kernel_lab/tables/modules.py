@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from quantwatch.kernel_lab.bench import Contestant, measure_shape
 from quantwatch.kernel_lab.measure import Yardstick
 from quantwatch.kernel_lab.references import load_reference, yardstick
-from quantwatch.kernel_lab.tables.model import Cell, Column, Table, TableRequest
+from quantwatch.kernel_lab.tables.model import Cell, Column, Rows, Table, TableRequest
 from quantwatch_kernels.formats import INT8
 from quantwatch_kernels.quantize.affine import quantize_weight
 from quantwatch_kernels.quantize.recipe import ActivationSpec, LayerRule, Recipe
@@ -45,7 +45,7 @@ def build(request: TableRequest) -> Table:
     recipe = Recipe(_INT8, activations=ActivationSpec(INT8))
     _, report = measured.quantized(recipe)
     kinds = by_kind(report.converted)
-    rows: list[tuple[Cell, ...]] = []
+    rows = Rows(_COLUMNS, request.tell)
     for kind, members in list(kinds.items())[: 2 if request.quick else None]:
         request.tell(f"{kind}: {len(members)} matrices")
         others = tuple(
@@ -53,9 +53,9 @@ def build(request: TableRequest) -> Table:
             for name in names
         )  # fmt: skip
         alone = Recipe(_INT8, layers=others, activations=recipe.activations)
-        rows.append(_row(measured, kind, members, alone, request.quick))
+        rows.add(*_row(measured, kind, members, alone, request.quick))
     request.tell("all of them")
-    rows.append(_row(measured, "all of these", report.converted, recipe, None))
+    rows.add(*_row(measured, "all of these", report.converted, recipe, None))
     rows += _kept(measured, report.skipped)
     notes = (
         f"{request.model} off its grid (seed {request.seed}), {measured.text.name}, "

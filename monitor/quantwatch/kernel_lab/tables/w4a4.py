@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quantwatch.kernel_lab.measure import Figures, Yardstick
 from quantwatch.kernel_lab.references import load_reference, yardstick
-from quantwatch.kernel_lab.tables.model import Cell, Column, Table, TableRequest
+from quantwatch.kernel_lab.tables.model import Cell, Column, Rows, Table, TableRequest
 from quantwatch.kernel_lab.tables.peers import is_peers, not_peers_note
 from quantwatch.kernel_lab.texts import calibration_text
 from quantwatch_kernels.formats import INT_FORMATS
@@ -113,16 +113,15 @@ def build(request: TableRequest) -> Table:
     measured = yardstick(loaded, request.text, windows=request.windows)
     skip = request.windows or len(measured.text.windows)
     texts = calibration_text(loaded.tokenizer, request.text, skip=skip, windows=_WINDOWS)
-    rows: list[tuple[Cell, ...]] = []
+    rows = Rows(_COLUMNS, request.tell)
     comparable = False
     for trial in trials():
         if request.quick and not trial.quick:
             continue
         request.tell(trial.name)
         figures, bits = _measure(measured, trial.recipe, texts)
-        request.tell(f"{trial.name}: mean KL {figures.kl:.5f} ± {figures.kl_se:.5f}")
         comparable = is_peers(request, figures)
-        rows.append(_row(trial, figures, bits, comparable))
+        rows.add(*_row(trial, figures, bits, comparable))
     return Table(
         "Activations in low bits", _COLUMNS, tuple(rows), _notes(request, measured, comparable)
     )
