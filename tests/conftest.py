@@ -8,8 +8,15 @@ import warnings
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from sqlalchemy import URL, create_engine, make_url, text
+
+# A time limit per example says how busy the machine is, nothing about the code.
+hypothesis.settings.register_profile(
+    "quantwatch", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("quantwatch")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -19,7 +19,7 @@ row = st.integers(2, 200).flatmap(
     lambda n: st.tuples(*(st.lists(logit, min_size=n, max_size=n) for _ in "pq"))
 )
 scale = st.sampled_from([0.0, 1e-6, 1e-3, 0.1, 1.0])
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=60)
 
 
 def pair(rows: tuple[list[float], list[float]], shrink: float) -> tuple[Tensor, Tensor]:

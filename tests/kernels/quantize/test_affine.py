@@ -135,7 +135,7 @@ weights = st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=70).map(
 laws: Callable[..., Callable[..., None]] = given(weights, st.sampled_from(list(FORMATS)))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @laws
 def test_error_is_at_most_half_a_step(weight: Tensor, name: str) -> None:
     """Catches clipping and rounding that loses more than s/2."""
@@ -147,7 +147,7 @@ def test_error_is_at_most_half_a_step(weight: Tensor, name: str) -> None:
     assert codes.abs().max() <= FORMATS[name].qmax
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @laws
 def test_quantizing_twice_changes_nothing(weight: Tensor, name: str) -> None:
     """Catches a grid that moves when it is quantized again (a checkpoint saved dequantized)."""
@@ -157,7 +157,7 @@ def test_quantizing_twice_changes_nothing(weight: Tensor, name: str) -> None:
     assert torch.allclose(again[2], values, rtol=1e-6, atol=0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(weights, st.integers(-10, 10))
 def test_powers_of_two_pass_through(weight: Tensor, power: int) -> None:
     """Catches absolute constants in the choice of scales."""
@@ -180,7 +180,7 @@ ZEROS: dict[str, tuple[str, Zero]] = {
 
 @pytest.mark.parametrize("dtype", STORED)
 @pytest.mark.parametrize("kind", ZEROS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     offset=st.sampled_from([0.0, 0.01, -0.3, 5.0, -100.0]),
     width=st.sampled_from([0.01, 1.0, 30.0]),

@@ -54,7 +54,7 @@ KINDS = (
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from(SPECS),
     st.sampled_from(KINDS),
@@ -76,7 +76,7 @@ def test_no_weight_exceeds_its_worst_case(
     assert (expected.sqrt() <= bound * (1 + 1e-9)).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(SPECS), st.sampled_from(KINDS[:6]), st.integers(0, 99))
 def test_no_dot_product_exceeds_its_worst_case(spec: WeightSpec, kind: str, seed: int) -> None:
     """Catches a dot bound with one step for all groups."""

@@ -216,7 +216,7 @@ def test_layout_does_not_matter(view: str) -> None:
         assert torch.equal(a, b)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.sampled_from(list(specs(torch.bfloat16))),
     st.integers(1, 5),

@@ -57,7 +57,7 @@ def test_what_is_not_finite_is_an_error(name: Any, bad: float) -> None:
 
 @pytest.mark.parametrize("name", ORDERLESS)
 @given(seed=st.integers(0, 1000))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_neither_order_nor_batches_matter(name: str, seed: int) -> None:
     """Catches observers that keep the last batch, or whose bins depend on the first (bug log 37)."""
     generator = torch.Generator().manual_seed(seed)

@@ -12,7 +12,7 @@ from quantwatch_kernels.testing import VIEWS
 formats = st.sampled_from(list(INT_FORMATS.values()))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(formats, st.integers(0, 4), st.integers(1, 19), st.integers(0, 99))
 def test_round_trip(fmt: IntFormat, rows: int, columns: int, seed: int) -> None:
     """Catches lost signs (bug log 12) and rows that lose what doesn't fill a byte."""

@@ -75,7 +75,7 @@ def test_is_stored_in_4_bits() -> None:
 
 
 @given(st.integers(1, 4), st.integers(1, 70), st.integers(2, 40), st.integers(0, 99))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_laws(rows: int, columns: int, group: int, seed: int) -> None:
     """Codes, steps and products stay in range; a value is off by half a step, or clipped."""
     weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))

@@ -298,7 +298,7 @@ def quantized(
     st.integers(1, 4), st.integers(1, 70), st.integers(2, 40), st.integers(0, 99),
     st.sampled_from(["int4", "uint4"]), st.sampled_from([torch.float32, torch.float16]),
 )  # fmt: skip
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_laws_of_stepped_scales(
     rows: int, columns: int, group: int, seed: int, fmt: str, dtype: torch.dtype
 ) -> None:

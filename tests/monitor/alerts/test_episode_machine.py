@@ -236,7 +236,7 @@ def test_breach_ok_breach_ok_with_three_runs_fires_nothing() -> None:
     assert FIRED not in play([outcome(w, enter_runs=3) for w in (B, X, B, C, B, B, X)])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.sampled_from([B, X, C, U, M]), max_size=60),
     st.integers(1, 4).flatmap(lambda m: st.tuples(st.just(m), st.integers(m, 6))),
@@ -455,7 +455,7 @@ class Laws(RuleBasedStateMachine):
 
 
 TestLaws = Laws.TestCase
-TestLaws.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestLaws.settings = settings(max_examples=150, stateful_step_count=30)
 
 
 @given(st.lists(st.sampled_from([B, X, C]), max_size=40), st.integers(1, 4), st.integers(1, 4))

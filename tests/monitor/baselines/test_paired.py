@@ -204,7 +204,7 @@ runs = st.integers(0, 10_000)
 
 
 @given(runs, st.floats(-5, 5), st.floats(0.01, 100))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_shifting_and_scaling_both_runs_moves_the_interval_along(
     seed: int, shift: float, scale: float
 ) -> None:
@@ -218,7 +218,7 @@ def test_shifting_and_scaling_both_runs_moves_the_interval_along(
 
 
 @given(runs, st.floats(-2, 2))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_a_shift_of_one_run_shifts_the_interval(seed: int, shift: float) -> None:
     """Catches a bootstrap around 0 instead of around the difference."""
     now, before = draw(seed, 15)
@@ -228,7 +228,7 @@ def test_a_shift_of_one_run_shifts_the_interval(seed: int, shift: float) -> None
 
 
 @given(runs)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_exchanging_the_runs_mirrors_everything(seed: int) -> None:
     """Catches N26: better and worse judged by different measures."""
     now, before = draw(seed, 15)
@@ -239,7 +239,7 @@ def test_exchanging_the_runs_mirrors_everything(seed: int) -> None:
 
 
 @given(runs, st.randoms(use_true_random=False))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_the_order_of_prompts_means_nothing(seed: int, random: Any) -> None:
     """Catches prompts paired by place instead of by index, and weights that stay behind."""
     now, before = draw(seed, 20)

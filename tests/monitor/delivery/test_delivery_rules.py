@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quantwatch.delivery import health
@@ -107,7 +107,6 @@ def test_a_test_message_is_tried_once() -> None:
     assert outcome_of(Answer(500), 1, once=True).next == "dead"
 
 
-@settings(deadline=None)
 @given(st.integers(1, 60), st.lists(st.floats(0, 20), max_size=100))
 def test_rate_law(per_minute: int, pauses: list[float]) -> None:
     """Law: in no minute more than R messages, however they come."""

@@ -97,7 +97,7 @@ def test_a_number_that_is_not_finite_is_missing() -> None:
     assert never.filled({"alert.value": float("nan")}) == b"[null]"
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.text(), st.text(min_size=1))
 @example('"}, {{ check }} \\', "{{ title }}")
 @example("\r\n\x00\u2028", "\\u0041\\")

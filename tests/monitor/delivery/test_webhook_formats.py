@@ -85,7 +85,7 @@ def test_rendering_is_pure(name: str) -> None:
     assert render(message(), endpoint) == render(message(), endpoint)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.text(max_size=40).map(lambda text: text * 200),
     st.lists(st.text(max_size=20).map(lambda text: text * 300), max_size=12),
@@ -192,7 +192,7 @@ def digest_of(*members: Due) -> Message:
 GROUPING = [name for name in FORMATS if name != "pagerduty"]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.sampled_from(GROUPING),
     st.text(st.sampled_from("aé数*&_ "), min_size=1, max_size=20).map(lambda text: text * 30),

@@ -101,9 +101,7 @@ def check_what_was_read(bodies: list[dict[str, Any]]) -> set[str]:
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=st.lists(steps, min_size=4, max_size=14))
 def test_a_receiver_is_told_a_story_that_adds_up(
     script: list[tuple[str, Any]], migrated_file: Path, say: Say, make_service: Any

@@ -38,7 +38,7 @@ finite = st.floats(-1e3, 1e3, allow_nan=False)
 prompts = st.lists(st.lists(finite, min_size=1, max_size=8), min_size=2, max_size=6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(prompts)
 def test_every_statistic_equals_its_definition(values: list[list[float]]) -> None:
     """Catches a wrong divisor, a wrong interpolation, or a mean of means instead of a mean."""

@@ -152,7 +152,7 @@ gaps = st.lists(st.integers(1, 3 * 86400), min_size=1, max_size=15)
     st.booleans(),
     st.lists(st.booleans(), min_size=15, max_size=15),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_slot_exactly_once_whenever_somebody_looks(
     schedule: Schedule, gaps: list[int], jitter_s: int, catch_up: bool, busy: list[bool]
 ) -> None:

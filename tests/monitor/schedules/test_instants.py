@@ -146,7 +146,7 @@ moments = st.datetimes(datetime(2026, 1, 1), datetime(2027, 12, 31)).map(
 
 
 @given(crons, zones, moments, st.integers(0, 40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_one_walk_or_many_steps(text: str, zone: str, start: datetime, hours: int) -> None:
     """Law: the instants of a span are what repeated asking for the next one finds, in order."""
     schedule, end = Cron(text, zone), start + timedelta(hours=hours)
@@ -158,7 +158,6 @@ def test_one_walk_or_many_steps(text: str, zone: str, start: datetime, hours: in
 
 
 @given(st.text(max_size=40), st.integers(0, 100_000))
-@settings(deadline=None)
 def test_jitter_is_within_its_bounds(check: str, most: int) -> None:
     """Law: 0 … most whole seconds, the same each time."""
     found = jitter_of(check, timedelta(seconds=most))

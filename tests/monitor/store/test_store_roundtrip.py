@@ -152,9 +152,7 @@ def _through(db: Database, result: RunResult) -> RunResult:
     return get_result(db, result.run_id)
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(result=results())
 def test_any_result_comes_back_equal(db: Database, result: RunResult) -> None:
     """Catches a lost field, a changed order, +Inf or a time zone that did not survive."""

@@ -72,7 +72,7 @@ def test_a_row_that_is_not_finite(bad: float) -> None:
 
 
 @given(st.integers(1, 3), st.integers(1, 70), st.integers(-30, 30), st.integers(0, 9))
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 def test_rows_of_any_shape(rows: int, columns: int, power: int, seed: int) -> None:
     """The definition, whatever the shape and the size of the values."""
     x = random(rows, columns, seed=seed) * 2.0**power
