@@ -36,6 +36,8 @@ def check_table(
 
 def _check_row(check: CheckSummary, fault: str, now: datetime, zone: tzinfo) -> list[object]:
     run = check.decided or check.newest
+    if run is None:
+        return _unmeasured_row(check)
     where = tag("span", fault, class_="qw-sub") if fault else Html("")
     return [
         tag("td", badge(run.status, run.verdict), _since(check, now, zone)),
@@ -51,12 +53,22 @@ def _check_row(check: CheckSummary, fault: str, now: datetime, zone: tzinfo) -> 
         tag("td", _alerts(check), data_label="Open alerts"),
         tag(
             "td",
-            moment(check.newest.started_at, now, zone),
+            moment((check.newest or run).started_at, now, zone),
             tag("span", _suite(run), class_="qw-sub"),
             data_label="Last run",
         ),
         tag("td", link("Open run →", "run", run=run.run_id), class_="n"),
     ]
+
+
+def _unmeasured_row(check: CheckSummary) -> list[object]:
+    """Return the row of a check that never came to an end."""
+    waiting = "waits for its first run" if check.state.unended else "has not run yet"
+    told = tag("span", waiting, class_="qw-soft")
+    nothing = tag("span", "–", class_="qw-soft")
+    names = tag("div", *(tag("span", name, class_="c") for name in check.candidates[:6]))
+    cells = (told, tag("span", check.check), names, nothing, nothing, nothing)
+    return [*(tag("td", cell) for cell in cells), tag("td")]
 
 
 def moment(when: datetime, now: datetime, zone: tzinfo) -> Html:

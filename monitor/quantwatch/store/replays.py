@@ -73,6 +73,15 @@ def replay_dead(db: Database, since: datetime | timedelta, actor: str) -> Replay
     return found
 
 
+def waits(db: Database, event_id: str, *, again: bool = False) -> bool:
+    """Say whether an event is on its way already, and `replay` would find nothing to tell."""
+    with db.reader() as session:
+        query = select(DeliveryRow.state).where(DeliveryRow.event_id == event_id)
+        states = set(session.scalars(query))
+    told = {"dead", "delivered"} if again else {"dead"}
+    return not states & told and bool(states & {"pending", "sending", "retry_wait", "grouped"})
+
+
 def _revive(session: Session, condition: ColumnElement[bool], *, again: bool = False) -> Replayed:
     """Let deliveries, and the ends of what they tell, wait again as if never tried."""
     _require_enabled(session, condition)
