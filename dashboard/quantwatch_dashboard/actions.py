@@ -165,10 +165,12 @@ def replay(person: Person, event_id: str, *, again: bool = False) -> int:
     return replays.replay(_writable(), event_id, person.name, again=again)
 
 
-def replay_dead(person: Person, since: datetime | timedelta) -> Replayed:
-    """Tell everything again that became a dead letter since then, or for so long."""
+def replay_dead(
+    person: Person, since: datetime | timedelta, endpoint: str | None = None
+) -> Replayed:
+    """Tell everything again, to one endpoint or to all, that became a dead letter since then."""
     person.require(Role.ADMIN, "Replaying all dead letters")
-    return replays.replay_dead(_writable(), since, person.name)
+    return replays.replay_dead(_writable(), since, person.name, endpoint=endpoint)
 
 
 def enable_endpoint(person: Person, name: str) -> bool:

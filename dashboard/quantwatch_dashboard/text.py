@@ -109,6 +109,14 @@ def age(then: datetime, now: datetime) -> str:
     raise AssertionError("unreachable: days have no limit")
 
 
+def until(then: datetime, now: datetime) -> str:
+    """Return how far ahead something is: ``now``, ``in 5 min``, ``in 3 d``; an age when over."""
+    if (then - now).total_seconds() < 0:
+        return age(then, now)
+    ahead = age(now, then)
+    return "now" if ahead == "just now" else f"in {ahead.removesuffix(' ago')}"
+
+
 def instant(when: datetime, zone: tzinfo) -> str:
     """Return an absolute time in the reader's time zone, with the zone's name."""
     return when.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S %Z")
@@ -148,3 +156,8 @@ def _visible(char: str) -> str:
 def plain(shown: Number) -> float | None:
     """Return a report's number as a float: NaN and ±∞ as themselves, None when not measured."""
     return _KINDS.get(shown.kind, shown.value)
+
+
+def plain_kind(value: float | None, kind: str) -> float | None:
+    """Return a stored value as a float by its kind: NaN and ±∞ as themselves, None if missing."""
+    return _KINDS.get(kind, value)

@@ -6,13 +6,17 @@ from quantwatch.errors import UserError
 from quantwatch.store import summaries
 from quantwatch.store.marks import RunMark, run_marks
 from quantwatch.store.overview import check_states
+from quantwatch.store.reading import read_results
 from quantwatch.store.records import SeriesPoint
 from quantwatch_dashboard.history import Change, Tradeoff, changes, tradeoffs
 from quantwatch_dashboard.queries.connection import LONG_S, SHORT_S, database
+from quantwatch_dashboard.queries.overview import fault_of
 from quantwatch_dashboard.summaries import CheckSummary, summarize
 
 MOST_RUNS = 400
 """Runs of a trend: a year of nights and some."""
+ALL_RUNS = 4_000
+"""What is read when somebody asks for all of them: eleven years of nights."""
 HEADLINE = ("logit_kl", "model", "mean")
 Shown = tuple[str, str, str]
 """Metric, scope, statistic."""
@@ -48,6 +52,14 @@ def marks(given: str, check: str, limit: int = MOST_RUNS) -> tuple[RunMark, ...]
 def changed(given: str, check: str, limit: int = MOST_RUNS) -> tuple[Change, ...]:
     """Return what changed from run to run: driver, libraries, weights, reference, …"""
     return changes(marks(given, check, limit))
+
+
+@st.cache_resource(ttl=LONG_S, max_entries=64, show_spinner=False)
+def fault(given: str, run_id: str) -> str:
+    """Return which candidate of a run matters and where it broke, "" without results."""
+    with database(given).reader() as session:
+        found = read_results(session, [run_id], metric=HEADLINE[0])
+    return "".join(fault_of(run) for run in found.values())
 
 
 @st.cache_resource(ttl=LONG_S, max_entries=64, show_spinner=False)

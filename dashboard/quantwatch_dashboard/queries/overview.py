@@ -1,5 +1,7 @@
 """The overview: one summary per check, and where those with a regression broke."""
 
+from collections.abc import Sequence
+
 import streamlit as st
 
 from quantwatch.domain import RunResult, Verdict
@@ -30,17 +32,24 @@ def running(given: str) -> tuple[UnendedRun, ...]:
     return unended_runs(database(given))
 
 
-@st.cache_resource(ttl=SHORT_S * 3, max_entries=4, show_spinner=False)
-def faults(given: str) -> dict[str, str]:
-    """Return, of the checks with a regression (the first ten), the candidate and where it broke."""
-    broken = [c.decided for c in checks(given) if c.decided is not None]
-    worst = [run.run_id for run in broken if run.verdict == Verdict.REGRESSION][:_MAX_FAULTS]
+def faults(given: str, shown: Sequence[CheckSummary] | None = None) -> dict[str, str]:
+    """Return, of checks with a regression, the candidate and where it broke: of those shown, or of
+    the first ten.
+    """
+    broken = [c.decided for c in (checks(given) if shown is None else shown) if c.decided]
+    worst = [run.run_id for run in broken if run.verdict == Verdict.REGRESSION]
+    return _faults(given, tuple(worst[:_MAX_FAULTS] if shown is None else worst))
+
+
+@st.cache_resource(ttl=SHORT_S * 3, max_entries=32, show_spinner=False)
+def _faults(given: str, runs: tuple[str, ...]) -> dict[str, str]:
     # Who leads and where it broke is kept with the candidates: no need for every measurement.
     with database(given).reader() as session:
-        found = read_results(session, worst, metric=HEADLINE)
-    return {run.check: _fault(run) for run in found.values()}
+        found = read_results(session, runs, metric=HEADLINE)
+    return {run.check: fault_of(run) for run in found.values()}
 
 
-def _fault(found: RunResult) -> str:
+def fault_of(found: RunResult) -> str:
+    """Return the candidate that matters and where it broke, "" without candidates."""
     lead = series.leading(found)
     return f"{lead.name}: {series.fault(found, lead)}" if lead is not None else ""

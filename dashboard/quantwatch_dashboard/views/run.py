@@ -10,7 +10,7 @@ from quantwatch_dashboard.components import facts, page, trouble
 from quantwatch_dashboard.components.alerts import alert_table
 from quantwatch_dashboard.components.candidates import side_by_side, tiles
 from quantwatch_dashboard.components.hero import hero
-from quantwatch_dashboard.components.markup import tag
+from quantwatch_dashboard.components.markup import link, tag
 from quantwatch_dashboard.components.picker import pick
 from quantwatch_dashboard.views import run_details, run_inside, run_layers, run_state
 
@@ -59,11 +59,16 @@ def _head(url: str, result: RunResult) -> None:
             result.check,
             "run of ",
             result.started_at.astimezone(clock.zone()).strftime("%-d %B %Y, %H:%M"),
+            *(_compare(result) if result.verdict is not None else ()),
         )
     with right:
         chosen = pick("Run", "run", names, result.run_id, lambda run_id: _run_name(recent, run_id))
     if chosen != result.run_id:
         st.rerun()
+
+
+def _compare(result: RunResult) -> tuple[object, ...]:
+    return " · ", link("compare with …", "compare", run_b=result.run_id)
 
 
 def _run_name(recent: dict[str, RunSummary], run_id: str) -> str:

@@ -50,7 +50,7 @@ def show(url: str, result: RunResult, lead: CandidateResult) -> None:
         return
     default = series.default_prompt(result, candidate, list(stored))
     with two:
-        prompt = pick("Prompt", "prompt", list(stored), default, lambda p: _describe(stored[p]))
+        prompt = pick("Prompt", "prompt", list(stored), default, lambda p: describe(stored[p]))
     with three:
         metric = pick("Metric", "metric", metrics, metrics[0], lambda slug: METRICS[slug].title)
     with four:
@@ -101,7 +101,8 @@ def _before(url: str, result: RunResult, candidate: str, metric: str) -> RunResu
     return found if chosen == _BEFORE else None
 
 
-def _describe(prompt: StoredPrompt) -> str:
+def describe(prompt: StoredPrompt) -> str:
+    """Return a prompt in a line: number, kind, length, how it begins."""
     pieces = prompt.pieces
     excerpt = " ".join("".join(pieces[:24]).split()) if pieces else "text not stored"
     about = f"{prompt.index} · {prompt.category} · {prompt.num_tokens:,} tokens"

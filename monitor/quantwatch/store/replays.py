@@ -52,10 +52,13 @@ def replay(db: Database, event_id: str, actor: str, *, again: bool = False) -> i
     return found.waiting
 
 
-def replay_dead(db: Database, since: datetime | timedelta, actor: str) -> Replayed:
+def replay_dead(
+    db: Database, since: datetime | timedelta, actor: str, *, endpoint: str | None = None
+) -> Replayed:
     """Tell everything again that became a dead letter since then, or for so long.
 
-    A digest is not told again but what it carried; nor is what is over, where its end was told.
+    Of one endpoint, or of all. A digest is not told again but what it carried; nor is what is over,
+    where its end was told.
     Raises UserError when a receiver is disabled.
     """
     digests = select(EventRow.id).where(EventRow.type == DIGEST)
@@ -67,9 +70,12 @@ def replay_dead(db: Database, since: datetime | timedelta, actor: str) -> Replay
             DeliveryRow.ended_at >= start,
             DeliveryRow.event_id.not_in(digests),
         )
+        if endpoint is not None:
+            dead = and_(dead, DeliveryRow.endpoint == endpoint)
         found = _revive(session, dead)
         told = {"since": start.isoformat(), "deliveries": found.waiting, "over": found.over}
-        audit.note(session, actor, "delivery.replay", "dead letters", None, told)
+        whose = {} if endpoint is None else {"endpoint": endpoint}
+        audit.note(session, actor, "delivery.replay", "dead letters", None, told | whose)
     return found
 
 
