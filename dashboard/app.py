@@ -1,8 +1,16 @@
-"""The script that `streamlit run` executes: page configuration and navigation, nothing else."""
+"""The script that `streamlit run` executes: page configuration, access and navigation."""
 
 import streamlit as st
 
-from quantwatch_dashboard import views
+from quantwatch_dashboard import access, views
+from quantwatch_dashboard.components import page, person
 
 st.set_page_config(page_title="quantwatch", page_icon="🔎", layout="wide")
-st.navigation(views.pages(), position="top").run()
+who = access.current()
+chosen = st.navigation(views.pages(), position="top" if who.may(access.Role.VIEWER) else "hidden")
+if who.may(access.Role.VIEWER):
+    person.corner(who)
+    chosen.run()
+else:
+    page.begin()
+    person.refusal(who)

@@ -48,6 +48,8 @@ def app_path() -> Path:
 def command(port: int, address: str = ADDRESS) -> list[str]:
     """Return the command that serves the database named by QUANTWATCH_DATABASE_URL.
 
+    Roles and checks are read from the file named by QUANTWATCH_CONFIG, if there is one.
+
     Raises ValueError on a port that does not exist.
     """
     if not 0 < port < 65536:
@@ -58,14 +60,24 @@ def command(port: int, address: str = ADDRESS) -> list[str]:
 
 
 @contextmanager
-def serving(database_url: str, timeout_s: float = 60.0) -> Iterator[str]:
-    """Serve a database on a free port of the loopback and give the address; stops at the end.
+def serving(
+    database_url: str,
+    timeout_s: float = 60.0,
+    *,
+    port: int | None = None,
+    address: str = ADDRESS,
+    folder: Path | None = None,
+) -> Iterator[str]:
+    """Serve a database on a port of the loopback and give the address; stops at the end.
 
-    Raises TimeoutError when the server does not answer in time.
+    The port is a free one when absent. `address` is what it listens on; `folder` is where it runs:
+    Streamlit looks there for `.streamlit/secrets.toml`. Raises TimeoutError when the server does
+    not answer in time.
     """
-    port = _free_port()
+    port = free_port() if port is None else port
     env = {**os.environ, "QUANTWATCH_DATABASE_URL": database_url}
-    server = subprocess.Popen(command(port), env=env, stdout=subprocess.DEVNULL)
+    words = command(port, address)
+    server = subprocess.Popen(words, env=env, cwd=folder, stdout=subprocess.DEVNULL)
     try:
         _wait(f"http://{ADDRESS}:{port}/_stcore/health", server, timeout_s)
         yield f"http://{ADDRESS}:{port}"
@@ -74,7 +86,8 @@ def serving(database_url: str, timeout_s: float = 60.0) -> Iterator[str]:
         server.wait(timeout=20)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of the loopback on which nobody listens now."""
     with socket.socket() as probe:
         probe.bind((ADDRESS, 0))
         port: int = probe.getsockname()[1]

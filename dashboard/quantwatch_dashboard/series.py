@@ -1,16 +1,15 @@
 """From a run's records to what charts and tables take. Pure."""
 
-import csv
-import io
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from math import isfinite
 
 from quantwatch.config.default_rules import DEFAULT_RULES
-from quantwatch.domain import CandidateResult, RunResult, Verdict, is_layer, layer_index
+from quantwatch.domain import MODEL, CandidateResult, RunResult, Verdict, is_layer, layer_index
 from quantwatch.report import words
 from quantwatch.report.figures import Figures, forward_order
 from quantwatch_dashboard import text
+from quantwatch_dashboard.charts.blame import Blamed
 from quantwatch_dashboard.charts.layers import LayerLine
 
 WHOLE = "whole layer"
@@ -35,6 +34,52 @@ def layers(result: RunResult) -> tuple[str, ...]:
     """Return the whole layers that any candidate was measured at, in forward order."""
     found = {str(m.scope) for c in result.candidates for m in c.measurements if is_layer(m.scope)}
     return tuple(sorted(found, key=forward_order))
+
+
+def taps(result: RunResult) -> tuple[str, ...]:
+    """Return the places that a reader may choose: the layers and what lies at both ends."""
+    found = {m.scope for c in result.candidates for m in c.measurements if m.metric == "rel_error"}
+    ends = [end for end in _ENDS if end in found]
+    return tuple(sorted({*layers(result), *ends}, key=forward_order))
+
+
+def scopes(candidate: CandidateResult) -> tuple[str, ...]:
+    """Return every place that a candidate was compared at, in forward order, and the output."""
+    found = {m.scope for m in candidate.measurements if m.metric == "rel_error"}
+    return (*sorted(found, key=forward_order), MODEL)
+
+
+def num_nonfinite(result: RunResult) -> dict[str, int]:
+    """Return how many values of the output and of the taps are not finite, by candidate."""
+    return {c.name: Figures(c).num_nonfinite for c in result.candidates if c.failure is None}
+
+
+def default_prompt(result: RunResult, candidate: CandidateResult, options: Sequence[str]) -> str:
+    """Return the prompt on which the outlier is worst, else the one with the worst token."""
+    at = outlier(result, candidate)
+    rows = [candidate.find("rel_error", at) if at else None, candidate.find("logit_kl")]
+    worst = [str(row.max_prompt) for row in rows if row is not None and row.max_prompt is not None]
+    return next((prompt for prompt in worst if prompt in options), options[0])
+
+
+def blamed(result: RunResult, lead: str) -> list[Blamed]:
+    """Return both errors of every place that has both: its own and the one that arrives there."""
+    found = []
+    for index, candidate in enumerate(result.candidates):
+        figures = Figures(candidate)
+        rows = [m.scope for m in candidate.measurements if m.metric == "isolated_error"]
+        places = [str(s) for s in rows if figures.row("rel_error", s) is not None]
+        if not places:
+            continue
+        broken = outlier(result, candidate)
+        found.append(
+            Blamed(
+                candidate.name, index, places, _values(candidate, "isolated_error", places),
+                _values(candidate, "rel_error", places), strong=candidate.name == lead,
+                culprit=places.index(broken) if broken in places else None,
+            )
+        )  # fmt: skip
+    return found
 
 
 def lens_lines(result: RunResult, lead: str, statistic: str) -> list[LayerLine]:
@@ -90,16 +135,16 @@ def _isolated_line(
     strong: bool,
 ) -> LayerLine:
     alerted = _outliers(result, candidate)
-    marked = frozenset(i for i, place in enumerate(places) if _place_key(place) in alerted)
+    marked = frozenset(i for i, place in enumerate(places) if place_key(place) in alerted)
     culprit = candidate.culprit.scope if candidate.culprit is not None else None
-    at = next((i for i in marked if culprit and _place_key(culprit) == _place_key(places[i])), None)
+    at = next((i for i in marked if culprit and place_key(culprit) == place_key(places[i])), None)
     return LayerLine(
         candidate.name, index, _values(candidate, "isolated_error", places),
         strong=strong, marked=marked, culprit=at, label=culprit or "",
     )  # fmt: skip
 
 
-def _place_key(scope: str) -> str:
+def place_key(scope: str) -> str:
     """Return the layer that a scope belongs to, or the scope itself outside the layers."""
     index = layer_index(scope)
     return scope if index is None else f"layers.{index}"
@@ -120,10 +165,10 @@ def outlier(result: RunResult, candidate: CandidateResult) -> str | None:
     error says that it is an outlier: the largest of equally large errors is nobody's fault.
     """
     if candidate.first_nonfinite is not None:
-        return _place_key(candidate.first_nonfinite.scope)
+        return place_key(candidate.first_nonfinite.scope)
     scope = candidate.culprit.scope if candidate.culprit is not None else None
     alerted = _outliers(result, candidate)
-    return _place_key(scope) if scope is not None and _place_key(scope) in alerted else None
+    return place_key(scope) if scope is not None and place_key(scope) in alerted else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +189,7 @@ def spike(result: RunResult, candidate: CandidateResult) -> Spike | None:
     part = culprit_part(candidate)
     places = isolated_places(result, part)
     broken = outlier(result, candidate)
-    at = next((i for i, place in enumerate(places) if _place_key(place) == broken), None)
+    at = next((i for i, place in enumerate(places) if place_key(place) == broken), None)
     if at is None:
         return None
     values = _values(candidate, "isolated_error", places)
@@ -165,7 +210,7 @@ def fault(result: RunResult, lead: CandidateResult) -> str:
 
 def _outliers(result: RunResult, candidate: CandidateResult) -> set[str]:
     return {
-        _place_key(alert.scope)
+        place_key(alert.scope)
         for alert in result.alerts
         if alert.candidate == candidate.name and alert.metric == "isolated_error"
     }
@@ -187,50 +232,3 @@ def _values(
 ) -> list[float | None]:
     figures = Figures(candidate)
     return [text.plain(figures.number(metric, place, statistic)) for place in places]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerRow:
-    """The article's layer table, one row: means unless the name says otherwise."""
-
-    layer: str
-    mean_kl: float | None
-    p99_kl: float | None
-    max_kl: float | None
-    top3_logit_deviation: float | None
-    isolated_error: float | None
-    rel_error: float | None
-    num_nonfinite: int
-
-
-def layer_rows(candidate: CandidateResult) -> list[LayerRow]:
-    """Return one row per layer of a candidate."""
-    figures = Figures(candidate)
-    return [_layer_row(figures, layer) for layer in figures.layers]
-
-
-def _layer_row(figures: Figures, layer: str) -> LayerRow:
-    def number(metric: str, name: str = "mean") -> float | None:
-        return text.plain(figures.number(metric, layer, name))
-
-    rows = [figures.row(metric, layer) for metric in ("lens_kl", "rel_error", "isolated_error")]
-    return LayerRow(
-        layer,
-        number("lens_kl"),
-        number("lens_kl", "p99"),
-        number("lens_kl", "max"),
-        number("topk_logit_deviation_k3"),
-        number("isolated_error"),
-        number("rel_error"),
-        sum(row.num_nonfinite for row in rows if row is not None),
-    )
-
-
-def layer_csv(rows: Sequence[LayerRow]) -> bytes:
-    """Return the table as CSV: full precision, `nan` and `inf` as words, empty if not measured."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, [f.name for f in fields(LayerRow)], lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow(asdict(row))
-    return out.getvalue().encode()

@@ -7,13 +7,26 @@ from datetime import datetime
 
 import numpy as np
 
-from quantwatch.domain import RunStatus, Verdict
-from quantwatch.store.records import RunSummary, SeriesPoint
+from quantwatch.config.default_rules import DEFAULT_RULES
+from quantwatch.domain import Json, RunStatus, Verdict
+from quantwatch.store.records import RunSummary
+from quantwatch.store.states import CheckState, RecentRun, UnendedRun
 from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace
 from quantwatch_dashboard.charts.sparkline import Trend
 
-_ENDED_BADLY = (RunStatus.FAILED, RunStatus.CANCELLED)
+_DECIDING = "baseline-kl"
+"""The rule that judges the headline against the baseline."""
+_NOISE_FLOORS = 3
 _KINDS = {"nan": math.nan, "posinf": math.inf, "neginf": -math.inf}
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """What the headline is compared with: a change within it is no regression."""
+
+    baseline: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +34,21 @@ class CheckSummary:
     """One check on the overview.
 
     `decided` is its newest succeeded run and `since` when the verdict became what it is; `trouble`
-    is the newest run if that one failed or was cancelled: not a regression.
+    is the newest ended run if that one has no results: the monitor's trouble, not a regression.
+    `bands` belong to `candidates`, None where nothing is compared.
     """
 
     check: str
-    newest: RunSummary
+    newest: RunSummary | None
     decided: RunSummary | None
     since: datetime | None
     trouble: RunSummary | None
     candidates: tuple[str, ...]
     trends: tuple[Trend, ...]
+    bands: tuple[Band | None, ...]
     num_runs: int
+    tags: tuple[str, ...]
+    state: CheckState
 
     @property
     def order(self) -> tuple[int, int, str]:
@@ -40,55 +57,69 @@ class CheckSummary:
         rank = list(Verdict).index(verdict) if verdict is not None else 1.5
         return int(rank * 2), self.trouble is None, self.check
 
+    @property
+    def under_way(self) -> UnendedRun | None:
+        """The run that a worker holds, None when nobody measures this check."""
+        return next((run for run in self.state.unended if run.status.is_active), None)
 
-def summarize(
-    check: str, recent: Sequence[RunSummary], series: Sequence[SeriesPoint], *, max_runs: int
-) -> CheckSummary:
-    """Describe a check by its recent runs (newest first) and its output KL per run.
+    @property
+    def num_waiting(self) -> int:
+        """Runs that wait for a worker."""
+        return sum(run.status is RunStatus.QUEUED for run in self.state.unended)
 
-    Raises ValueError without a run.
-    """
-    if not recent:
-        raise ValueError(f"check {check} has no run to be summarized")
-    succeeded = [run for run in recent if run.status == RunStatus.SUCCEEDED]
-    decided = succeeded[0] if succeeded else None
-    shown = [run.run_id for run in reversed(recent[:max_runs])]
-    names = _candidate_names(decided or recent[0], series)
+
+def summarize(state: CheckState) -> CheckSummary:
+    """Describe a check as it stands: its newest runs as trends, oldest first."""
+    newest, decided = state.newest, state.decided
+    names = _candidate_names(state)
+    failed = newest is not None and newest.status is not RunStatus.SUCCEEDED
     return CheckSummary(
-        check=check,
-        newest=recent[0],
+        check=state.check,
+        newest=newest,
         decided=decided,
-        since=_since(succeeded),
-        trouble=recent[0] if recent[0].status in _ENDED_BADLY else None,
+        since=state.since,
+        trouble=newest if failed else None,
         candidates=names,
-        trends=_trends(names, shown, series),
-        num_runs=len(recent),
+        trends=tuple(_trend(i, name, state.recent) for i, name in enumerate(names)),
+        bands=tuple(_band(state, name) for name in names),
+        num_runs=len(state.recent),
+        tags=tuple(state.config.get("tags", ())),
+        state=state,
     )
 
 
-def _since(succeeded: Sequence[RunSummary]) -> datetime | None:
-    """Return when the newest verdict was reached first without another one since."""
-    since = None
-    for run in succeeded:
-        if run.verdict != succeeded[0].verdict:
-            break
-        since = run.started_at
-    return since
+def _candidate_names(state: CheckState) -> tuple[str, ...]:
+    """Return the newest run's candidates in its order, so that colors agree with the run page."""
+    run = state.decided or state.newest
+    if run is not None and run.candidates:
+        return tuple(name for name, _ in run.candidates)
+    return tuple(candidate["name"] for candidate in state.config.get("candidates", ()))
 
 
-def _candidate_names(run: RunSummary, series: Sequence[SeriesPoint]) -> tuple[str, ...]:
-    """Return the run's candidates in its order, so that colors agree with the run page."""
-    return tuple(name for name, _ in run.candidates) or tuple(sorted({p.candidate for p in series}))
+def _trend(index: int, name: str, recent: Sequence[RecentRun]) -> Trend:
+    found = [next((h for h in run.headlines if h.candidate == name), None) for run in recent]
+    return Trend(index, [None if h is None else _KINDS.get(h.kind, h.value) for h in found])
 
 
-def _trends(
-    names: Sequence[str], shown: Sequence[str], series: Sequence[SeriesPoint]
-) -> tuple[Trend, ...]:
-    values = {(p.run_id, p.candidate): _KINDS.get(p.kind, p.value) for p in series}
-    return tuple(
-        Trend(index, [values.get((run_id, name)) for run_id in shown])
-        for index, name in enumerate(names)
-    )
+def _band(state: CheckState, candidate: str) -> Band | None:
+    """Return what the rule on the headline allows: its least effect, or three noise floors."""
+    known = state.baseline.get(candidate)
+    if known is None or known.value is None:
+        return None
+    floors = [run.floor for run in state.recent if run.floor is not None]
+    half = max(_least_effect(state.config, candidate), _NOISE_FLOORS * (floors or [0.0])[-1])
+    return Band(known.value, max(0.0, known.value - half), known.value + half)
+
+
+def _least_effect(config: Json, candidate: str) -> float:
+    """Return `min_effect` of the rule: as the candidate has it, the check, or by default."""
+    own = [c.get("rules", ()) for c in config.get("candidates", ()) if c["name"] == candidate]
+    for rules in (*own, config.get("rules", ())):
+        for rule in rules:
+            if rule["name"] == _DECIDING and rule.get("min_effect") is not None:
+                return float(rule["min_effect"])
+    default = next(rule for rule in DEFAULT_RULES if rule.name == _DECIDING)
+    return default.min_effect or 0.0
 
 
 @dataclass(frozen=True, slots=True)

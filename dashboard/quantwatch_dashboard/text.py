@@ -2,12 +2,14 @@
 
 import html
 import math
+import re
 from datetime import datetime, tzinfo
 
 from quantwatch.report.numbers import Number
 
 NOT_MEASURED = "not measured"
 _MAX_PLACES = 6
+_LARGEST_FACTOR = 16.0
 _KINDS = {"nan": math.nan, "posinf": math.inf, "neginf": -math.inf}
 
 
@@ -46,6 +48,24 @@ def plus_minus(value: float | None, error: float) -> str:
     places = 1 - math.floor(math.log10(error)) if 0 < error < math.inf else _MAX_PLACES + 1
     fixed = places <= _MAX_PLACES and "e" not in mean
     return f"{mean} ± {f'{error:.{max(0, places)}f}' if fixed else number(error, 2)}"
+
+
+def signed(value: float, digits: int = 4) -> str:
+    """Return a difference with its sign: ``+0.1234``, ``−0.1234``, ``0``."""
+    shown = number(value, digits)
+    return f"+{shown}" if value > 0 and math.isfinite(value) else shown
+
+
+def factor(log2: float) -> str:
+    """Return a ratio by its binary logarithm: ``× 2``, ``÷ 1.41``, ``× 2^40``."""
+    size = abs(log2)
+    shown = f"2^{size:.0f}" if size > _LARGEST_FACTOR else f"{2.0**size:.3g}"
+    return f"{'×' if log2 > 0 else '÷'} {shown}"
+
+
+def interval(bounds: tuple[float, float] | None) -> str:
+    """Return the bounds of an interval: ``0.00115 … 0.00159``."""
+    return NOT_MEASURED if bounds is None else f"{number(bounds[0])} … {number(bounds[1])}"
 
 
 def percent(value: float | None) -> str:
@@ -89,9 +109,22 @@ def age(then: datetime, now: datetime) -> str:
     raise AssertionError("unreachable: days have no limit")
 
 
+def until(then: datetime, now: datetime) -> str:
+    """Return how far ahead something is: ``now``, ``in 5 min``, ``in 3 d``; an age when over."""
+    if (then - now).total_seconds() < 0:
+        return age(then, now)
+    ahead = age(now, then)
+    return "now" if ahead == "just now" else f"in {ahead.removesuffix(' ago')}"
+
+
 def instant(when: datetime, zone: tzinfo) -> str:
     """Return an absolute time in the reader's time zone, with the zone's name."""
     return when.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S %Z")
+
+
+def scope(name: str) -> str:
+    """Return ``L14`` for layers.14, ``L14 mlp`` for layers.14.mlp; other scopes stay."""
+    return re.sub(r"\blayers\.(\d+)(?:\.)?", r"L\1 ", name).strip()
 
 
 def clip(value: str, length: int) -> str:
@@ -123,3 +156,8 @@ def _visible(char: str) -> str:
 def plain(shown: Number) -> float | None:
     """Return a report's number as a float: NaN and ±∞ as themselves, None when not measured."""
     return _KINDS.get(shown.kind, shown.value)
+
+
+def plain_kind(value: float | None, kind: str) -> float | None:
+    """Return a stored value as a float by its kind: NaN and ±∞ as themselves, None if missing."""
+    return _KINDS.get(kind, value)

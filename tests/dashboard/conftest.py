@@ -8,9 +8,11 @@ import pytest
 import streamlit as st
 from sqlalchemy import make_url
 from tests.dashboard.invented import Spec
+from tests.dashboard.invented_actions import furnish
 from tests.dashboard.invented_runs import fill_history, make_run, save, save_ended
 
 from quantwatch.domain import RunResult, RunStatus
+from quantwatch.store.session import Database, open_database
 
 
 @pytest.fixture
@@ -56,3 +58,18 @@ def demo_url(filled: Path, empty_url: str) -> str:
     """A copy of the filled database, named in the environment."""
     shutil.copy(filled, make_url(empty_url).database or "")
     return empty_url
+
+
+@pytest.fixture
+def furnished(demo_url: str) -> str:
+    """The filled database with something to act on, named in the environment."""
+    furnish(demo_url)
+    return demo_url
+
+
+@pytest.fixture
+def db(furnished: str) -> Iterator[Database]:
+    """The same, for looking at what became of it."""
+    database = open_database(furnished, read_only=True)
+    yield database
+    database.close()

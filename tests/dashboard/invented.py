@@ -181,6 +181,7 @@ def make_observation(
             TokenMatrix("topk_logit_deviation_k3", layers, np.sqrt(lens), at),
             TokenMatrix("lens_kl", layers, lens, at),
             TokenMatrix("rel_error", scopes, errors),
+            TokenMatrix("headroom_bits", scopes, _headroom(c, scopes, errors)),
             TokenMatrix("isolated_error", (*layers, *modules), own),
         ),
         _top(prompt, output[0], rng),
@@ -197,6 +198,15 @@ def _propagated(scope: str, c: Candidate, spec: Spec) -> float:
         return 0.0
     fault = 0.12 if c.fault is not None and index > 14 else 0.0
     return c.level * (0.4 + 0.6 * index / spec.num_layers) + fault
+
+
+def _headroom(
+    c: Candidate, scopes: Sequence[str], errors: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Bits up to the dtype's largest value: little where a fault makes values large."""
+    spread = 14 - 3 * np.tanh(np.nan_to_num(errors, nan=0.0) * 4)
+    spread[[s.startswith("layers.14") for s in scopes]] -= 4 if c.fault is not None else 0
+    return np.where(np.isnan(errors), -np.inf, spread)
 
 
 def _isolated(scope: str, c: Candidate) -> float:

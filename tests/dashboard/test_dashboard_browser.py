@@ -105,13 +105,13 @@ def test_overview_to_run_to_token(address: str, open_page: OpenPage, tmp_path: P
     settled(page, ".js-plotly-plot .heatmaplayer image")
     assert page.inner_text(".qw-what") == "layers.14.mlp.down_proj"
     assert "int8-fault" in page.inner_text(".qw-hero")
-    assert page.locator(".js-plotly-plot").count() == 4
+    assert page.locator(".js-plotly-plot").count() == 6
     assert page.locator("[data-testid=stException]").count() == 0
     assert f"run={RUN}" in page.url
     assert "candidate=int8-fault" in page.url
     page.screenshot(path=tmp_path / "run.png")
 
-    page.locator(".qw-scroll.qw-top a").first.click()
+    page.locator('.qw-scroll.qw-top a[href*="position="]').first.click()
     settled(page, ".qw-prompt span.at")
     assert "position=" in page.url
     assert errors == []

@@ -58,7 +58,7 @@ def test_threshold_and_outlier_are_drawn() -> None:
 
     texts = {a.text: a.y for a in figure.layout.annotations}
     assert texts["threshold 0.15"] == pytest.approx(math.log10(0.15))
-    assert texts["<b>layers.1.mlp</b>"] == pytest.approx(math.log10(0.3))
+    assert texts["<b>L1 mlp</b>"] == pytest.approx(math.log10(0.3))
     assert figure.layout.shapes[0].y0 == 0.15
     assert list(figure.data[1].x) == [1]
 

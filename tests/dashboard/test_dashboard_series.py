@@ -14,13 +14,13 @@ import pytest
 from tests.dashboard.invented import Candidate, Spec
 from tests.dashboard.invented_runs import make_run
 
-from quantwatch.domain import RunResult, RunStatus, Verdict
-from quantwatch.store.records import RunSummary, SeriesPoint
+from quantwatch.domain import RunResult, Verdict
 from quantwatch_dashboard import series
 from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace
 from quantwatch_dashboard.components.layers import layer_table, worst_first
-from quantwatch_dashboard.series import LayerRow
-from quantwatch_dashboard.summaries import summarize, worst
+from quantwatch_dashboard.exports import layer_csv
+from quantwatch_dashboard.layer_rows import LayerRow, layer_rows
+from quantwatch_dashboard.summaries import worst
 
 NIGHT = timedelta(days=1)
 START = datetime(2026, 11, 1, tzinfo=UTC)
@@ -92,74 +92,15 @@ def test_lens_threshold(planted: RunResult, rules: list[dict[str, Any]], thresho
 
 def test_layer_csv_is_exact(planted: RunResult) -> None:
     """Catches rounded numbers, and NaN or unmeasured cells that are written as 0."""
-    rows = series.layer_rows(planted.candidates[3])
+    rows = layer_rows(planted.candidates[3])
     odd = replace(rows[0], mean_kl=math.nan, max_kl=math.inf, p99_kl=None)
-    read = list(csv.DictReader(io.StringIO(series.layer_csv([odd, *rows[1:]]).decode())))
+    read = list(csv.DictReader(io.StringIO(layer_csv([odd, *rows[1:]]).decode())))
 
     assert len(read) == 30
     assert (read[0]["mean_kl"], read[0]["max_kl"], read[0]["p99_kl"]) == ("nan", "inf", "")
     row = planted.candidates[3].find("lens_kl", "layers.14")
     assert row is not None
     assert float(read[14]["mean_kl"]) == row.mean
-
-
-def night(
-    number: int, verdict: Verdict | None, status: RunStatus = RunStatus.SUCCEEDED
-) -> RunSummary:
-    at = START + number * NIGHT
-    return RunSummary(
-        f"r{number}", "c", status, verdict, at, at, "s", 1, (("a", verdict),), 0, None
-    )
-
-
-def test_since_is_the_start_of_the_streak() -> None:
-    """Catches an age of the newest run where the age of the trouble is meant."""
-    newest_first = [
-        night(4, Verdict.REGRESSION),
-        night(3, Verdict.REGRESSION),
-        night(2, Verdict.PASS),
-        night(1, Verdict.REGRESSION),
-    ]
-
-    assert summarize("c", newest_first, [], max_runs=9).since == START + 3 * NIGHT
-
-
-def test_failed_run_is_trouble_not_a_verdict() -> None:
-    """Catches a monitor's crash that hides the last verdict, or looks like a regression."""
-    runs = [night(3, None, RunStatus.FAILED), night(2, Verdict.PASS)]
-    summary = summarize("c", runs, [], max_runs=9)
-
-    assert summary.decided == runs[1]
-    assert summary.trouble == runs[0]
-
-
-def test_worst_check_is_first() -> None:
-    """Catches an overview in alphabetical order."""
-    found = [
-        summarize(name, [night(1, verdict, status)], [], max_runs=9)
-        for name, verdict, status in (
-            ("a", Verdict.PASS, RunStatus.SUCCEEDED),
-            ("b", None, RunStatus.FAILED),
-            ("c", Verdict.REGRESSION, RunStatus.SUCCEEDED),
-            ("d", Verdict.WARN, RunStatus.SUCCEEDED),
-        )
-    ]
-
-    assert [s.check for s in sorted(found, key=lambda s: s.order)] == ["c", "b", "d", "a"]
-
-
-def test_trend_has_a_gap_where_a_run_failed() -> None:
-    """Catches values that slide to another night, and NaN that becomes a gap."""
-    runs = [night(3, Verdict.PASS), night(2, None, RunStatus.FAILED), night(1, Verdict.PASS)]
-    points = [
-        SeriesPoint("r1", START, "a", 0.5, "finite", None),
-        SeriesPoint("r3", START, "a", None, "nan", None),
-    ]
-    trend = summarize("c", runs, points, max_runs=9).trends[0]
-
-    assert trend.values[:2] == [0.5, None]
-    assert trend.values[2] is not None
-    assert math.isnan(trend.values[2])
 
 
 def test_worst_tokens_lead_with_nan() -> None:

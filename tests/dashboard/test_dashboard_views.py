@@ -132,7 +132,7 @@ def test_run_page_leads_to_the_fault(save_run: Callable[[Spec], RunResult]) -> N
     assert shown.index("layers.14.mlp.down_proj") < shown.index("Candidates side by side")
     assert "17 × the median of the same place in the other layers" in shown
     assert "int8-fault" in shown
-    assert len(page.get("plotly_chart")) == 4
+    assert len(page.get("plotly_chart")) == 6
     assert "isolated-error-outlier" in shown
     assert "quantwatch check run demo" in shown
     assert re.findall(r'qw-marked">(layers[^<]+)<', shown) == ["layers.14"]
@@ -155,7 +155,7 @@ def test_address_restores_what_was_shown(save_run: Callable[[Spec], RunResult]) 
     assert boxes["Candidate"] == "int4-g64"
     assert boxes["Prompt"] == "3"
     assert boxes["Metric"] == "lens_kl"
-    assert boxes["Token"] == "17"
+    assert page.number_input[0].value == 17
     assert boxes["Part of the layer"] == "attention"
     assert all(toggle.value for toggle in page.toggle)
     assert {key: page.query_params[key] for key in wanted} == wanted
@@ -231,7 +231,7 @@ def test_shallow_and_deep_models(save_run: Callable[[Spec], RunResult], num_laye
     """Catches an axis or a picture that assumes 30 layers."""
     save_run(Spec(num_layers=num_layers, num_prompts=1, candidates=(Candidate("a", 1e-2),)))
 
-    assert len(open_page("run").get("plotly_chart")) == 4
+    assert len(open_page("run").get("plotly_chart")) == 6
 
 
 def test_nothing_from_the_database_is_markup(save_run: Callable[[Spec], RunResult]) -> None:

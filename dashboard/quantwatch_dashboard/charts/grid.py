@@ -57,11 +57,26 @@ class TokenGrid:
         largest = finite.max(axis=1, keepdims=True, initial=0.0)
         return replace(self, values=self.values / np.where(largest > 0, largest, 1.0))
 
-    def worst_cell(self) -> tuple[int, int] | None:
-        """Return row and column of the first non-finite value, else of the largest."""
+    def between(self, first: int, last: int) -> "TokenGrid":
+        """Return the grid with only the tokens at these positions, both ends included."""
+        kept = [j for j, place in enumerate(self.places) if first <= place.position <= last]
+        part = slice(kept[0], kept[-1] + 1) if kept else slice(0, 0)
+        return replace(
+            self, places=self.places[part], values=self.values[:, part],
+            missing=self.missing[:, part],
+        )  # fmt: skip
+
+    def column(self, token: tuple[int, int] | None) -> int | None:
+        """Return where a token (prompt and position) is, None when it is not in the grid."""
+        places = enumerate(self.places)
+        return next((j for j, p in places if (p.prompt, p.position) == token), None)
+
+    def worst_cell(self, *, lowest: bool = False) -> tuple[int, int] | None:
+        """Return row and column of the first NaN, else of the largest value, or the `lowest`."""
         if not self.num_measured:
             return None
-        ranked = np.where(np.isfinite(self.values), self.values, np.inf)
+        signed = -self.values if lowest else self.values
+        ranked = np.where(np.isnan(signed), np.inf, signed)
         row, column = np.unravel_index(
             int(np.where(self.missing, -np.inf, ranked).argmax()), ranked.shape
         )

@@ -1,48 +1,94 @@
 """Layer × token heatmap. At most `MAX_CELLS` cells and 2 MB, whatever the prompt."""
 
-import re
+from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from quantwatch_dashboard import text
-from quantwatch_dashboard.charts import palette
+from quantwatch_dashboard.charts import heatmap_marks as marks
 from quantwatch_dashboard.charts.grid import TokenGrid
-from quantwatch_dashboard.charts.pooling import Pooled, max_pool
-from quantwatch_dashboard.charts.scale import LogScale, log_scale
+from quantwatch_dashboard.charts.pooling import MAX_CELLS, Pooled, max_pool
+from quantwatch_dashboard.charts.scale import Kind, Scale, scale_for
 
 _ROW_HEIGHT = 15
 _GAPS = 48
-"""Up to this many columns cells have a gap between them."""
+"""Up to this many columns, and rows, cells have a gap between them."""
 _UPRIGHT = 16
 """Up to this many columns labels are not slanted."""
-_PARTED, _WIDE_ENOUGH = 64, 0.02
-"""Up to this many prompts are parted; a prompt's number needs this share of the width."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a picture shows: its name, what kind of value, the range of its colors if fixed."""
+
+    title: str
+    kind: Kind = "log"
+    fixed: tuple[float, float] | None = None
+    max_cells: int = MAX_CELLS
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What the reader chose: a scope, a token (prompt and position), a stretch of tokens."""
+
+    scope: str | None = None
+    token: tuple[int, int] | None = None
+    stretch: tuple[int, int] | None = None
+    """First and last position, framed on the overview of a long prompt."""
 
 
 def heatmap(
     grid: TokenGrid,
     *,
-    title: str,
+    title: str = "",
     fixed: tuple[float, float] | None = None,
     marked: str | None = None,
+    look: Look | None = None,
+    chosen: Chosen | None = None,
 ) -> go.Figure:
     """Draw a grid, first layer on top. `marked` is the scope that a frame is drawn around.
 
+    `look` says more than `title` and `fixed`, which stand for an error on a log scale.
     Raises ValueError on a grid without cells.
     """
-    pooled = max_pool(grid.values, grid.missing)
-    scale = log_scale(pooled.values, pooled.missing, fixed)
+    shown = look or Look(title, "log", fixed)
+    lowest = shown.kind == "bits"
+    pooled = max_pool(grid.values, grid.missing, shown.max_cells, lowest=lowest)
+    scale = scale_for(shown.kind, pooled.values, pooled.missing, shown.fixed)
     rows = [_row_name(grid, pooled, i) for i in range(len(pooled.row_starts))]
     keys, aliases = _columns(grid, pooled)
-    figure = go.Figure(_trace(grid, pooled, scale, title, rows, keys))
-    _layout(figure, {row: _short(row, row == marked) for row in rows}, aliases)
+    figure = go.Figure(_trace(grid, pooled, scale, shown, (rows, keys)))
+    _layout(figure, {row: marks.short(row, marked=row == marked) for row in rows}, aliases)
     figure.update_xaxes(title={"text": _axis_title(grid, pooled), "font_size": 12})
-    _part_prompts(figure, [grid.places[first].prompt for first in pooled.column_starts])
+    marks.part_prompts(figure, [grid.places[first].prompt for first in pooled.column_starts])
     if marked in rows:
-        _frame(figure, rows.index(marked), len(keys))
+        marks.frame(figure, rows.index(marked), len(keys))
+    if chosen is not None:
+        _choose(figure, grid, pooled, rows, chosen)
     return figure
+
+
+def _choose(
+    figure: go.Figure, grid: TokenGrid, pooled: Pooled, rows: list[str], chosen: Chosen
+) -> None:
+    """Show what was chosen, and let the reader choose something else by a click on a cell."""
+    starts = pooled.column_starts
+    if chosen.scope in rows:
+        marks.underline(figure, rows.index(chosen.scope), len(starts))
+    at = grid.column(chosen.token)
+    if at is not None:
+        marks.column(figure, int(np.searchsorted(starts, at, side="right")) - 1, len(rows))
+    if chosen.stretch is not None:
+        prompt = grid.places[0].prompt
+        found = [grid.column((prompt, position)) for position in chosen.stretch]
+        ends = [int(np.searchsorted(starts, j, side="right")) - 1 for j in found if j is not None]
+        if len(ends) == 2:
+            marks.stretch(figure, ends[0], ends[1], len(rows))
+    names = [grid.scopes[first] for first in pooled.row_starts]
+    tokens = [(grid.places[j].prompt, grid.places[j].position) for j in starts]
+    marks.clickable(figure, names, tokens)
 
 
 def _layout(figure: go.Figure, rows: dict[str, str], columns: dict[str, str]) -> None:
@@ -50,6 +96,7 @@ def _layout(figure: go.Figure, rows: dict[str, str], columns: dict[str, str]) ->
     figure.update_layout(
         height=170 + _ROW_HEIGHT * max(12, min(len(rows), 60)),
         margin={"l": 8, "r": 8, "t": 32, "b": 8},
+        hovermode="closest",
     )
     figure.update_yaxes(
         type="category", autorange="reversed", automargin=True, showgrid=False, tickfont_size=11,
@@ -61,60 +108,58 @@ def _layout(figure: go.Figure, rows: dict[str, str], columns: dict[str, str]) ->
     )  # fmt: skip
 
 
-def _part_prompts(figure: go.Figure, prompts: list[int]) -> None:
-    """Part the columns of different prompts by a line and number those wide enough for it."""
-    starts = [j for j, prompt in enumerate(prompts) if j == 0 or prompt != prompts[j - 1]]
-    if not 1 < len(starts) <= _PARTED:
-        return
-    ends = [*starts[1:], len(prompts)]
-    wide = len(prompts) * _WIDE_ENOUGH
-    # All at once: Plotly copies the whole list for each shape that is added alone.
-    figure.layout.shapes = [
-        {"type": "line", "x0": j - 0.5, "x1": j - 0.5, "y0": 0, "y1": 1, "yref": "paper",
-         "line": {"color": "#FFFFFF", "width": 2.5}}
-        for j in starts[1:]
-    ]  # fmt: skip
-    figure.layout.annotations = [
-        {"x": (j + end - 1) / 2, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False,
-         "text": str(prompts[j]), "font": {"size": 11, "color": palette.MUTED}}
-        for j, end in zip(starts, ends, strict=True)
-        if end - j > wide
-    ]  # fmt: skip
-
-
 def _trace(
-    grid: TokenGrid, pooled: Pooled, scale: LogScale, title: str, rows: list[str], keys: list[str]
+    grid: TokenGrid, pooled: Pooled, scale: Scale, look: Look, axes: tuple[list[str], list[str]]
 ) -> go.Heatmap:
     low, high = scale.bounds
     places, labels = scale.ticks()
+    rows, keys = axes
+    name = text.label(look.title)
     return go.Heatmap(
         z=scale.place(pooled.values, pooled.missing),
         x=keys,
         y=rows,
-        text=_cell_texts(grid, pooled),
-        hovertemplate=f"<b>%{{y}}</b><br>%{{x}}<br>{text.label(title)}: %{{text}}<extra></extra>",
+        text=_cell_texts(grid, pooled, look.kind),
+        hovertemplate=f"<b>%{{y}}</b><br>%{{x}}<br>{name}: %{{text}}<extra></extra>",
         zmin=low,
         zmax=high,
         colorscale=scale.colors(),
         colorbar={
             "tickvals": places, "ticktext": labels, "thickness": 14, "outlinewidth": 0, "len": 1.0,
-            "title": {"text": text.label(title), "side": "right", "font": {"size": 12}},
+            "title": {"text": name, "side": "right", "font": {"size": 12}},
         },
         xgap=1 if len(keys) <= _GAPS else 0,
-        ygap=1 if len(keys) <= _GAPS else 0,
+        ygap=1 if len(keys) <= _GAPS and len(rows) <= _GAPS else 0,
     )  # fmt: skip
 
 
-def _cell_texts(grid: TokenGrid, pooled: Pooled) -> list[list[str]]:
+def _cell_texts(grid: TokenGrid, pooled: Pooled, kind: Kind) -> list[list[str]]:
     """Return value and token of every cell: the axis shows the token's text, hover where it is."""
     where = [_where(grid, pooled, j) for j in range(len(pooled.column_starts))]
     return [
         [
-            f"{text.NOT_MEASURED if gone else text.number(value)}<br>{there}"
+            f"{text.NOT_MEASURED if gone else value_text(value, kind)}<br>{there}"
             for value, gone, there in zip(values, missing, where, strict=True)
         ]
         for values, missing in zip(pooled.values.tolist(), pooled.missing.tolist(), strict=True)
     ]
+
+
+def value_text(value: float, kind: Kind) -> str:
+    """Return a cell's value in words: a number, bits, or how it differs from another run's."""
+    if kind == "log":
+        return text.number(value)
+    if kind == "bits":
+        return f"{text.number(value)} bits"
+    if value == 0:
+        return "equal"
+    if not np.isfinite(value):
+        return {np.inf: "new: 0 or finite before", -np.inf: "gone: 0 or finite now"}.get(
+            value, "not finite in both"
+        )
+    if kind == "ratio":
+        return text.factor(value)
+    return f"{text.number(abs(value))} bits {'less' if value > 0 else 'more'}"
 
 
 def _where(grid: TokenGrid, pooled: Pooled, column: int) -> str:
@@ -138,12 +183,6 @@ def _columns(grid: TokenGrid, pooled: Pooled) -> tuple[list[str], dict[str, str]
     return keys, {k: f"{s} …" if several else s for k, s in zip(keys, shown, strict=True)}
 
 
-def _short(row: str, marked: bool) -> str:
-    """Return `L14` for layers.14, `L14 mlp` for layers.14.mlp; other scopes stay."""
-    short = re.sub(r"\blayers\.(\d+)(?:\.)?", r"L\1 ", row).strip()
-    return f'<b style="color:{palette.CULPRIT}">{short}</b>' if marked else short
-
-
 def _span(starts: NDArray[np.int64], index: int, total: int) -> tuple[int, int]:
     last = int(starts[index + 1]) - 1 if index + 1 < len(starts) else total - 1
     return int(starts[index]), last
@@ -155,14 +194,3 @@ def _axis_title(grid: TokenGrid, pooled: Pooled) -> str:
     several = len({place.prompt for place in grid.places}) > 1
     notes = [note for note in ("prompts are numbered on top" if several else "", pooling) if note]
     return f"token ({', '.join(notes)})" if notes else "token"
-
-
-def _frame(figure: go.Figure, row: int, columns: int) -> None:
-    figure.add_shape(
-        type="rect", x0=-0.5, x1=columns - 0.5, y0=row - 0.5, y1=row + 0.5,
-        line={"color": "#FFFFFF", "width": 3}, layer="above",
-    )  # fmt: skip
-    figure.add_shape(
-        type="rect", x0=-0.5, x1=columns - 0.5, y0=row - 0.5, y1=row + 0.5,
-        line={"color": palette.CULPRIT, "width": 1.5}, layer="above",
-    )  # fmt: skip

@@ -9,8 +9,7 @@ import plotly.graph_objects as go
 from quantwatch.domain import layer_index
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette
-
-Value = float | None
+from quantwatch_dashboard.charts.axis import Axis, Value, linear_axis, log_axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,52 +27,6 @@ class LayerLine:
     label: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """A log axis with a row for exact zeros below and one for non-finite values above."""
-
-    low: int
-    high: int
-    has_zero: bool
-    has_nonfinite: bool
-
-    @property
-    def zero(self) -> float:
-        """Where an exact 0 is drawn."""
-        return float(10.0 ** (self.low - 0.7))
-
-    @property
-    def nonfinite(self) -> float:
-        """Where NaN and infinities are drawn."""
-        return float(10.0 ** (self.high + 0.7))
-
-    def place(self, value: Value) -> float | None:
-        """Return the height at which a value is drawn; None leaves a gap."""
-        if value is None:
-            return None
-        if not math.isfinite(value):
-            return self.nonfinite
-        return value if value > 0 else self.zero
-
-    def ticks(self) -> tuple[list[float], list[str]]:
-        """Return tick heights and labels."""
-        step = max(1, math.ceil((self.high - self.low) / 7))
-        decades = list(range(self.low, self.high + 1, step))
-        heights = [10.0**d for d in decades]
-        labels = [f"{10.0**d:g}" if -4 < d < 4 else f"1e{d}".replace("-", "−") for d in decades]
-        if self.has_zero:
-            heights, labels = [self.zero, *heights], ["0 (exact)", *labels]
-        if self.has_nonfinite:
-            heights, labels = [*heights, self.nonfinite], [*labels, "NaN, ∞"]
-        return heights, labels
-
-    def range(self) -> tuple[float, float]:
-        """Return the visible range in decades."""
-        return self.low - (1.1 if self.has_zero else 0.15), self.high + (
-            1.1 if self.has_nonfinite else 0.25
-        )
-
-
 def layer_chart(
     lines: Sequence[LayerLine],
     places: Sequence[str],
@@ -81,14 +34,21 @@ def layer_chart(
     unit: str,
     threshold: float | None = None,
     guide: int | None = None,
+    chosen: str | None = None,
 ) -> go.Figure:
-    """Draw candidates over places. `threshold` is a dashed line, `guide` marks the culprit."""
-    axis = _axis([v for line in lines for v in line.values], threshold)
-    figure = go.Figure()
+    """Draw candidates over places, by log unless the unit is bits.
+
+    `threshold` is a dashed line, `guide` marks the culprit, `chosen` is what the reader chose.
+    """
+    values = [v for line in lines for v in line.values]
+    linear = unit.endswith("bits")
+    axis = linear_axis(values) if linear else log_axis(values, threshold)
+    traces = []
     for line in lines:
-        figure.add_trace(_trace(line, axis, places))
+        traces.append(_trace(line, axis, places))
         if line.marked:
-            figure.add_trace(_rings(line, axis))
+            traces.append(_rings(line, axis))
+    figure = go.Figure(traces)
     for line in lines:
         if line.culprit is not None:
             _annotate(figure, line, axis, len(places))
@@ -98,23 +58,11 @@ def layer_chart(
         figure.add_vline(
             x=guide, line={"color": palette.CULPRIT, "width": 1, "dash": "dot"}, opacity=0.55
         )
+    if chosen is not None and chosen in places:
+        at = list(places).index(chosen)
+        figure.add_vline(x=at, line={"color": palette.CHOSEN, "width": 1.5}, opacity=0.8)
     _layout(figure, axis, places, unit)
     return figure
-
-
-def _axis(values: list[Value], threshold: float | None) -> Axis:
-    known = [v for v in values if v is not None]
-    positive = [v for v in known if math.isfinite(v) and v > 0]
-    within = positive + ([threshold] if threshold else [])
-    low = math.floor(math.log10(min(within))) if within else -6
-    high = math.ceil(math.log10(max(within))) if within else 0
-    low = max(low, high - 12)
-    return Axis(
-        low,
-        max(high, low + 1),
-        has_zero=any(v == 0 for v in known),
-        has_nonfinite=any(not math.isfinite(v) for v in known),
-    )
 
 
 def _trace(line: LayerLine, axis: Axis, places: Sequence[str]) -> go.Scatter:
@@ -123,7 +71,7 @@ def _trace(line: LayerLine, axis: Axis, places: Sequence[str]) -> go.Scatter:
     return go.Scatter(
         x=[at for at, _, _ in points],
         y=[axis.place(value) for _, value, _ in points],
-        customdata=[[text.label(place), text.number(value)] for _, value, place in points],
+        customdata=[[text.label(place), text.number(value), place] for _, value, place in points],
         name=text.label(line.name),
         mode="lines+markers",
         line={
@@ -181,10 +129,13 @@ def _annotate(figure: go.Figure, line: LayerLine, axis: Axis, num_places: int) -
     height = axis.place(line.values[line.culprit])
     if height is None:
         return
-    right_half = line.culprit > num_places / 2
+    label = text.label(text.scope(line.label))
+    # Above the place where there is room on both sides: on a phone a label beside it is cut off.
+    share = line.culprit / max(1, num_places - 1)
+    anchor = "left" if share < 0.3 else "right" if share > 0.7 else "center"
     figure.add_annotation(
-        x=line.culprit, y=math.log10(height), text=f"<b>{text.label(line.label)}</b>",
-        ax=-46 if right_half else 46, ay=-14, xanchor="right" if right_half else "left",
+        x=line.culprit, y=axis.coordinate(height), text=f"<b>{label}</b>",
+        ax={"left": 40, "right": -40, "center": 0}[anchor], ay=-26, xanchor=anchor,
         showarrow=True, arrowhead=0, arrowcolor=palette.CULPRIT, arrowwidth=1.5, standoff=8,
         font={"color": palette.CULPRIT, "size": 13},
     )  # fmt: skip
@@ -210,7 +161,7 @@ def _layout(figure: go.Figure, axis: Axis, places: Sequence[str], unit: str) -> 
         hovermode="closest",
     )
     figure.update_yaxes(
-        type="log", range=axis.range(), tickvals=heights, ticktext=labels,
+        type=axis.type, range=axis.range(), tickvals=heights, ticktext=labels,
         title={"text": unit, "font_size": 12}, zeroline=False,
     )  # fmt: skip
     figure.update_xaxes(

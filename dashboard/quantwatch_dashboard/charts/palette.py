@@ -9,12 +9,20 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid",
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon")
 CULPRIT = "#E5484D"
 MUTED = "#8B919B"
+CHOSEN = "#0B6BFF"
+"""What the reader chose; red is kept for what broke."""
 
 INFERNO = (
     "#1B0C41", "#2F0A5B", "#4A0C6B", "#65156E", "#7F1E6C", "#992766", "#B2325A", "#C83F4B",
     "#DB503B", "#EB6628", "#F57D15", "#FB9A06", "#FBB91F", "#F6D746", "#FCFFA4",
 )  # fmt: skip
 """Matplotlib's inferno without its black end: perceptual, color-blind safe, used everywhere."""
+
+CHANGE = (
+    "#053061", "#2166AC", "#4393C3", "#92C5DE", "#D1E5F0", "#F7F7F7", "#FDDBC7", "#F4A582",
+    "#D6604D", "#B2182B", "#67001F",
+)  # fmt: skip
+"""ColorBrewer's RdBu, color-blind safe: blue is better, red is worse, nearly white is equal."""
 
 NOT_MEASURED = "#A3A9B3"
 ZERO = "#33556E"

@@ -25,9 +25,15 @@ class Pooled:
 
 
 def max_pool(
-    values: NDArray[np.float64], missing: NDArray[np.bool_], max_cells: int = MAX_CELLS
+    values: NDArray[np.float64],
+    missing: NDArray[np.bool_],
+    max_cells: int = MAX_CELLS,
+    *,
+    lowest: bool = False,
 ) -> Pooled:
     """Pool columns, then rows if one column is still too tall, until at most `max_cells` are left.
+
+    With `lowest` small values are the bad ones, and −∞ is worse than every number.
 
     Raises ValueError when the shapes differ or the matrix has no cell.
     """
@@ -42,11 +48,12 @@ def max_pool(
     column_step = math.ceil(columns / max(1, min(columns, max_cells // height, MAX_COLUMNS)))
     row_starts = np.arange(0, rows, row_step)
     column_starts = np.arange(0, columns, column_step)
-    ranks = _ranked(values, missing)
+    ranks = _ranked(-values if lowest else values, missing)
     pooled = np.maximum.reduceat(
         np.maximum.reduceat(ranks, row_starts, axis=0), column_starts, axis=1
     )
-    return Pooled(*_unranked(pooled), row_starts, column_starts)
+    shown, gone = _unranked(pooled)
+    return Pooled(-shown if lowest else shown, gone, row_starts, column_starts)
 
 
 _NAN_RANK = np.finfo(np.float64).max

@@ -12,6 +12,16 @@ _DECADES_AT_LEAST = 1.0
 
 
 @dataclass(frozen=True, slots=True)
+class Guide:
+    """What one candidate is compared with: a dashed line, and the band of what counts as equal."""
+
+    index: int
+    baseline: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
 class Trend:
     """One candidate's value per run, oldest first; None where the run has none."""
 
@@ -19,14 +29,34 @@ class Trend:
     values: Sequence[float | None]
 
 
-def sparkline(trends: Sequence[Trend], num_runs: int) -> str:
+def sparkline(trends: Sequence[Trend], num_runs: int, guide: Guide | None = None) -> str:
     """Return a data URI of all trends on one log axis; 0 lies on the floor, NaN on top."""
-    positive = [v for t in trends for v in t.values if v is not None and math.isfinite(v) and v > 0]
+    values = [v for t in trends for v in t.values if v is not None]
+    values += [guide.baseline, guide.high] if guide is not None else []
+    positive = [v for v in values if math.isfinite(v) and v > 0]
     low = math.log10(min(positive)) if positive else -1.0
     high = math.log10(max(positive)) if positive else 0.0
     middle, half = (low + high) / 2, max(high - low, _DECADES_AT_LEAST) / 2
-    body = "".join(_line(t, num_runs, middle - half, middle + half) for t in trends)
+    ends = middle - half, middle + half
+    body = "" if guide is None else _band(guide, *ends)
+    body += "".join(_line(t, num_runs, *ends) for t in trends)
     return data_uri(body, _WIDTH, _HEIGHT)
+
+
+def _band(guide: Guide, low: float, high: float) -> str:
+    color, _, _ = palette.series_style(guide.index)
+    top, bottom = _inside(_y(guide.high, low, high)), _inside(_y(guide.low, low, high))
+    at = _inside(_y(guide.baseline, low, high))
+    return (
+        f'<rect x="0" y="{top:.1f}" width="{_WIDTH}" height="{max(1.0, bottom - top):.1f}" '
+        f'fill="{color}" fill-opacity="0.16"/><line x1="0" x2="{_WIDTH}" y1="{at:.1f}" '
+        f'y2="{at:.1f}" stroke="{color}" stroke-width="1.1" stroke-dasharray="4 3"/>'
+    )
+
+
+def _inside(height: float) -> float:
+    """A band may begin below what is drawn: it ends at the edge then."""
+    return min(max(height, 1.0), _HEIGHT - 1.0)
 
 
 def _line(trend: Trend, num_runs: int, low: float, high: float) -> str:

@@ -1,17 +1,21 @@
 """The candidates of a run side by side, and the four numbers of the one that matters."""
 
-from quantwatch.domain import CandidateResult, Measurement, RunResult
-from quantwatch.report.figures import Figures
+from quantwatch.domain import MODEL, CandidateResult, Measurement, RunResult
+from quantwatch.report.figures import Figures, Interval
 from quantwatch.report.numbers import Number
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette
+from quantwatch_dashboard.components.explain import sentence, term
 from quantwatch_dashboard.components.markup import Html, join, table, tag
 from quantwatch_dashboard.components.verdict import candidate_badge
 
-_COLUMNS = (
-    "Output KL, nats", "p99", "max", "Top-1 agreement", "Perplexity ratio", "Top-5 logit dev.",
-    "Leaked mass", "Bits / weight", "Size", "Bit-equal",
-)  # fmt: skip
+_COLUMNS = {
+    "Output KL, nats": "logit_kl", "p99": "logit_kl",
+    "max": "logit_kl", "Top-1 agreement": "top1_agreement", "Perplexity ratio": "nll_difference",
+    "Top-5 logit dev.": "topk_logit_deviation_k5", "Leaked mass": "leaked_mass",
+    "Bits / weight": "", "Size": "", "Bit-equal": "",
+}  # fmt: skip
+"""Column → the metric that its header explains."""
 
 
 def swatch(index: int) -> Html:
@@ -19,29 +23,58 @@ def swatch(index: int) -> Html:
     return tag("span", class_="qw-swatch", style=f"--series: {palette.series_style(index)[0]}")
 
 
-def tiles(candidate: CandidateResult) -> Html:
-    """Return the headline numbers of one candidate."""
+def tiles(result: RunResult, candidate: CandidateResult) -> Html:
+    """Return the headline numbers of one candidate, each with its interval and noise floor."""
     figures = Figures(candidate)
     reference, own, ratio = figures.perplexities
     worst, agreement = figures.number("logit_kl", name="max"), figures.number("top1_agreement")
     deviation = figures.number("topk_logit_deviation_k5")
+    floors = noise_floors(result)
+    percents = figures.interval("top1_agreement")
     shown = (
-        ("Output KL", _mean_se(figures, "logit_kl"), "nats, mean ± standard error by prompt"),
-        ("Worst token", _digits(worst), _worst_place(figures.row("logit_kl"))),
-        ("Top-1 agreement", text.percent(text.plain(agreement)), "same first choice, ties count"),
-        ("Perplexity ratio", _digits(ratio, 5), f"{_digits(reference, 4)} → {_digits(own, 4)}"),
-        ("Top-5 logit deviation", _digits(deviation), "mean |Δ| over the reference's top 5"),
-    )
-    return tag("div", *(_tile(*tile) for tile in shown), class_="qw-tiles")
+        ("logit_kl", "Output KL", _mean_se(figures, "logit_kl"),
+         "nats, mean ± standard error by prompt", _bounds(figures, "logit_kl")),
+        ("logit_kl", "Worst token", _digits(worst), _worst_place(figures.row("logit_kl")), ""),
+        ("top1_agreement", "Top-1 agreement", text.percent(text.plain(agreement)),
+         "same first choice, ties count", _percents(percents)),
+        ("nll_difference", "Perplexity ratio", _digits(ratio, 5),
+         f"{_digits(reference, 4)} → {_digits(own, 4)}", _bounds(figures, "ppl_ratio")),
+        ("topk_logit_deviation_k5", "Top-5 logit deviation", _digits(deviation),
+         "mean |Δ| over the reference's top 5", _bounds(figures, "topk_logit_deviation_k5")),
+    )  # fmt: skip
+    return tag("div", *(_tile(floors, *tile) for tile in shown), class_="qw-tiles")
+
+
+def noise_floors(result: RunResult) -> dict[str, float]:
+    """Return the largest difference of the reference against itself, by metric of the output."""
+    return {m: value for (m, scope), value in result.noise_floor.items() if scope == MODEL}
+
+
+def _bounds(figures: Figures, metric: str) -> str:
+    found = figures.interval(metric)
+    return "" if found is None else f"95 %: {text.interval(found)}"
+
+
+def _percents(found: Interval | None) -> str:
+    """Return an interval of a share; nobody agrees on more than every token."""
+    if found is None:
+        return ""
+    return f"95 %: {text.percent(found[0])} … {text.percent(min(1.0, found[1]))}"
 
 
 def _digits(shown: Number, digits: int = 3) -> str:
     return text.number(text.plain(shown), digits)
 
 
-def _tile(key: str, value: str, detail: str) -> Html:
-    rows = (tag("div", v, class_=c) for c, v in (("k", key), ("v", value), ("d", detail)))
-    return tag("div", *rows, class_="qw-tile")
+def _tile(
+    floors: dict[str, float], slug: str, key: str, value: str, detail: str, bounds: str
+) -> Html:
+    # The floor of the NLL's difference is no floor of a ratio.
+    floor = floors.get(slug) if bounds and slug != "nll_difference" else None
+    below = "" if floor is None else f"noise floor {text.number(floor)}"
+    lines = [tag("div", line, class_="d") for line in (detail, bounds, below) if line]
+    name = tag("div", term(slug, key), class_="k")
+    return tag("div", name, tag("div", value, class_="v"), *lines, class_="qw-tile")
 
 
 def _worst_place(row: Measurement | None) -> str:
@@ -65,7 +98,7 @@ def side_by_side(result: RunResult) -> Html:
     headers = [
         tag("th", "Candidate"),
         tag("th", "Verdict"),
-        *(tag("th", c, class_="n") for c in _COLUMNS),
+        *(tag("th", c, class_="n", title=sentence(m) or None) for c, m in _COLUMNS.items()),
     ]
     return table(headers, rows, "qw-candidates")
 
@@ -98,7 +131,12 @@ def _cells(candidate: CandidateResult, index: int, largest: float) -> list[objec
     numbers = [figures.number("logit_kl", name="p99"), figures.number("logit_kl", name="max")]
     return [
         join(
-            [_mean_se(figures, "logit_kl"), _bar(_finite(kl), largest, index), _nonfinite(figures)]
+            [
+                _mean_se(figures, "logit_kl"),
+                _bar(_finite(kl), largest, index),
+                _interval(figures),
+                _nonfinite(figures),
+            ]
         ),
         *(_digits(n) for n in numbers),
         text.percent(text.plain(figures.number("top1_agreement"))),
@@ -109,6 +147,13 @@ def _cells(candidate: CandidateResult, index: int, largest: float) -> list[objec
         text.size(variant.size_bytes if variant else None),
         "yes" if candidate.bit_equal else "no",
     ]
+
+
+def _interval(figures: Figures) -> Html:
+    """Return the interval of the mean; of a single prompt it has none."""
+    bounds = figures.interval("logit_kl")
+    said = "no interval: one prompt" if bounds is None else f"95 %: {text.interval(bounds)}"
+    return tag("span", said, class_="qw-sub")
 
 
 def _finite(shown: Number) -> float:
@@ -130,13 +175,13 @@ def _nonfinite(figures: Figures) -> Html:
 
 def _floor_row(result: RunResult) -> list[object]:
     """The largest difference of the reference against itself: smaller differences mean nothing."""
-    floors = {
-        metric: value for (metric, scope), value in result.noise_floor.items() if scope == "model"
-    }
+    floors = noise_floors(result)
     note = tag("span", "reference against itself, other batches", class_="qw-sub")
     cells = [""] * len(_COLUMNS)
-    cells[2] = text.number(floors.get("logit_kl"))
-    cells[5] = text.number(floors.get("topk_logit_deviation_k5"))
+    columns = list(_COLUMNS)
+    for name, metric in (("max", "logit_kl"), ("Top-5 logit dev.", "topk_logit_deviation_k5")):
+        if metric in floors:
+            cells[columns.index(name)] = text.number(floors[metric])
     return [
         tag("td", "Noise floor", note, class_="name"),
         "",

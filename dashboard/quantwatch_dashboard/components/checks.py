@@ -1,62 +1,63 @@
 """The overview's rows: one per check, and the list of recent runs."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, tzinfo
 
 from quantwatch.domain import RunStatus, Verdict
 from quantwatch.store.records import RunSummary
-from quantwatch_dashboard import text
-from quantwatch_dashboard.charts.sparkline import sparkline
+from quantwatch_dashboard import standings, text
+from quantwatch_dashboard.charts.sparkline import Guide, sparkline
 from quantwatch_dashboard.components.candidates import swatch
 from quantwatch_dashboard.components.markup import Html, image, join, link, table, tag
+from quantwatch_dashboard.components.schedule import next_run
 from quantwatch_dashboard.components.verdict import TROUBLE, badge, candidate_badge
 from quantwatch_dashboard.summaries import CheckSummary
 
 _HEADERS = (
-    "Verdict",
-    "Check",
-    "Candidates",
-    "Output KL over runs (log)",
-    "Open alerts",
-    "Last run",
-    "",
-)
+    "Verdict", "Check", "Candidates", "Output KL over runs (log)", "Next run", "Open alerts",
+    "Last success", "",
+)  # fmt: skip
+_MOST_CANDIDATES, _MOST_TAGS = 4, 5
 
 
-def check_table(
-    checks: Iterable[CheckSummary], faults: Mapping[str, str], now: datetime, zone: tzinfo
-) -> Html:
-    """Return one row per check in the given order; `faults` says where a check broke."""
-    return table(
-        _HEADERS,
-        (_check_row(check, faults.get(check.check, ""), now, zone) for check in checks),
-        "qw-overview",
-    )
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What rows say besides the summaries: where a check broke, how many alerts are silenced."""
+
+    now: datetime
+    zone: tzinfo
+    faults: Mapping[str, str] = field(default_factory=dict)
+    silenced: Mapping[str, int] = field(default_factory=dict)
 
 
-def _check_row(check: CheckSummary, fault: str, now: datetime, zone: tzinfo) -> list[object]:
+def check_table(checks: Iterable[CheckSummary], beside: Beside) -> Html:
+    """Return one row per check in the given order."""
+    return table(_HEADERS, (_check_row(check, beside) for check in checks), "qw-overview")
+
+
+def _check_row(check: CheckSummary, beside: Beside) -> list[object]:
     run = check.decided or check.newest
-    where = tag("span", fault, class_="qw-sub") if fault else Html("")
+    now, zone = beside.now, beside.zone
+    opened = link("Open run →", "run", run=run.run_id) if run is not None else Html("")
     return [
-        tag("td", badge(run.status, run.verdict), _since(check, now, zone)),
-        tag(
-            "td",
-            link(check.check, "run", run=run.run_id),
-            where,
-            _trouble(check, now),
-            class_="name",
-        ),
-        tag("td", _candidates(run)),
-        tag("td", _trend(check)),
-        tag("td", _alerts(check), data_label="Open alerts"),
-        tag(
-            "td",
-            moment(check.newest.started_at, now, zone),
-            tag("span", _suite(run), class_="qw-sub"),
-            data_label="Last run",
-        ),
-        tag("td", link("Open run →", "run", run=run.run_id), class_="n"),
-    ]
+        tag("td", _verdict(check), _since(check, now, zone)),
+        tag("td", *_name(check, beside), class_="name"),
+        tag("td", _candidates(check)),
+        tag("td", _trend(check), class_="trend"),
+        tag("td", next_run(check.state, now, zone), data_label="Next run"),
+        tag("td", open_alerts(check, beside.silenced.get(check.check, 0)),
+            data_label="Open alerts"),
+        tag("td", _success(check, now, zone), data_label="Last success"),
+        tag("td", opened, class_="n"),
+    ]  # fmt: skip
+
+
+def _verdict(check: CheckSummary) -> Html:
+    run = check.decided or check.newest
+    if run is not None:
+        return badge(run.status, run.verdict)
+    return tag("span", "No verdict", class_="qw-soft")
 
 
 def moment(when: datetime, now: datetime, zone: tzinfo) -> Html:
@@ -67,9 +68,45 @@ def moment(when: datetime, now: datetime, zone: tzinfo) -> Html:
 
 
 def _since(check: CheckSummary, now: datetime, zone: tzinfo) -> Html:
-    if check.since is None:
+    if check.since is not None:
+        return tag("span", "since ", moment(check.since, now, zone), class_="qw-sub")
+    if check.newest is not None:
         return tag("span", "never succeeded", class_="qw-sub")
-    return tag("span", "since ", moment(check.since, now, zone), class_="qw-sub")
+    waiting = "waits for its first run" if check.state.unended else "has not run yet"
+    return tag("span", waiting, class_="qw-sub")
+
+
+def _name(check: CheckSummary, beside: Beside) -> Iterable[Html]:
+    yield link(check.check, "check", check=check.check)
+    fault = beside.faults.get(check.check)
+    if fault:
+        yield tag("span", fault, class_="qw-sub qw-fault")
+    yield chips(check)
+    yield _trouble(check, beside.now)
+
+
+def chips(check: CheckSummary) -> Html:
+    """Return what holds of a check now (running, paused, …), then its tags."""
+    state = check.state
+    shown = []
+    if (run := check.under_way) is not None:
+        shown.append(tag("a", "▶ running", href=f"run?run={run.run_id}", class_="qw-chip qw-on"))
+    elif check.num_waiting:
+        shown.append(tag("span", "… waits for a worker", class_="qw-chip qw-on"))
+    if state.pause is not None:
+        by = f" by {state.pause.by}" if state.pause.by else ""
+        why = f"Paused{by}: {state.pause.reason or 'no reason was given'}"
+        shown.append(tag("span", "‖ paused", class_="qw-chip qw-off", title=why))
+    if state.quarantined_at is not None:
+        why = "It made workers fail again and again; an admin lets it run again."
+        shown.append(tag("span", "⚡ in quarantine", class_="qw-chip qw-off", title=why))
+    if not state.in_use:
+        why = "It is no longer in the configuration; only its runs are left."
+        shown.append(tag("span", "no longer configured", class_="qw-chip qw-off", title=why))
+    shown += [tag("span", text.clip(one, 24), class_="qw-chip") for one in check.tags[:_MOST_TAGS]]
+    if (more := len(check.tags) - _MOST_TAGS) > 0:
+        shown.append(tag("span", f"+{more}", class_="qw-chip", title=", ".join(check.tags)))
+    return tag("div", *shown, class_="qw-chips") if shown else Html("")
 
 
 def _trouble(check: CheckSummary, now: datetime) -> Html:
@@ -81,12 +118,19 @@ def _trouble(check: CheckSummary, now: datetime) -> Html:
     ended = f"newest run {run.status.value} {text.age(run.started_at, now)}: {reason}"
     cancelled = run.status == RunStatus.CANCELLED
     said = f"⚡ N{ended[1:]}" if cancelled else f"⚡ Monitor trouble: {ended}"
+    if check.state.unhealthy_runs > 1:
+        said += f" ({check.state.unhealthy_runs} runs in a row without results)"
     return tag("div", tag("span", said, class_="qw-trouble"))
 
 
-def _candidates(run: RunSummary) -> Html:
+def _candidates(check: CheckSummary) -> Html:
+    run = check.decided or check.newest
+    found = run.candidates if run is not None else ()
+    if not found:
+        names = [tag("span", name, class_="c") for name in check.candidates[:_MOST_CANDIDATES]]
+        return tag("div", *names, class_="qw-cands qw-soft") if names else _nothing()
     order = list(Verdict)
-    indexed = [(i, name, verdict) for i, (name, verdict) in enumerate(run.candidates)]
+    indexed = [(i, name, verdict) for i, (name, verdict) in enumerate(found)]
     indexed.sort(key=lambda c: order.index(c[2]) if c[2] is not None else -1)
     rows = [
         tag(
@@ -96,11 +140,11 @@ def _candidates(run: RunSummary) -> Html:
             candidate_badge(verdict),
             class_="c",
         )
-        for i, name, verdict in indexed[:6]
+        for i, name, verdict in indexed[:_MOST_CANDIDATES]
     ]
-    if len(indexed) > 6:
-        rows.append(tag("span", f"and {len(indexed) - 6} more", class_="qw-soft"))
-    return tag("div", *rows, class_="qw-cands") if rows else tag("span", "–", class_="qw-soft")
+    if (more := len(indexed) - _MOST_CANDIDATES) > 0:
+        rows.append(tag("span", f"and {more} more", class_="qw-soft"))
+    return tag("div", *rows, class_="qw-cands")
 
 
 def _trend(check: CheckSummary) -> Html:
@@ -108,25 +152,62 @@ def _trend(check: CheckSummary) -> Html:
     measured = sum(v is not None for t in check.trends for v in t.values)
     if not measured:
         return tag("span", "no measurement yet", class_="qw-soft qw-small")
-    alt = f"Output KL of {len(check.trends)} candidates over the last {num_runs} runs"
     runs = "1 run so far" if num_runs == 1 else f"last {num_runs} runs"
-    return join(
-        [
-            image(sparkline(check.trends, num_runs), alt, "qw-spark"),
-            tag("span", runs, class_="qw-sub"),
-        ]
-    )
+    alt = f"Output KL of {len(check.trends)} candidates, {runs}"
+    at = standings.lead(check)
+    band = check.bands[at] if at is not None and at < len(check.bands) else None
+    guide = None if band is None or at is None else Guide(at, band.baseline, band.low, band.high)
+    picture = image(sparkline(check.trends, num_runs, guide), alt, "qw-spark")
+    return join([picture, tag("span", _now(check, at), runs, class_="qw-sub")])
 
 
-def _alerts(check: CheckSummary) -> Html:
-    num = check.decided.num_alerts if check.decided is not None else 0
-    if not num:
-        return tag("span", "none" if check.decided is not None else "–", class_="qw-soft")
-    return link(tag("span", str(num), class_="qw-hot"), "alerts", check=check.check)
+def _now(check: CheckSummary, at: int | None) -> Html:
+    """Say what the candidate that matters measures now, and how that compares."""
+    value = None if at is None else standings.newest_value(check, at)
+    if at is None or value is None:
+        return Html("")
+    change = standings.ratio(check, at)
+    against = "" if change is None else f", {times(change)} baseline"
+    return join([tag("b", text.number(value)), f" now{against} · "])
 
 
-def _suite(run: RunSummary) -> str:
-    return f"{run.suite_name} · {run.num_tokens:,} tokens" if run.suite_name else "nothing measured"
+def times(change: float) -> str:
+    """Return a ratio: ``1.52 ×``, ``0.97 ×``; a value that is not finite has none."""
+    return f"{text.number(change)} ×"
+
+
+def open_alerts(check: CheckSummary, silenced: int) -> Html:
+    """Return how many alerts fire, and how many of them somebody knows of or silenced."""
+    alerts = check.state.alerts
+    if not alerts.firing:
+        waiting = f"{alerts.pending} pending" if alerts.pending else "none"
+        return tag("span", waiting, class_="qw-soft")
+    word = alerts.severity.value if alerts.severity is not None else "firing"
+    counted = tag("span", f"{alerts.firing} {word}", class_="qw-hot")
+    told = [
+        f"{number} {words}"
+        for number, words in (
+            (alerts.acknowledged, "acknowledged"),
+            (silenced, "silenced"),
+            (alerts.pending, "pending"),
+        )
+        if number
+    ]
+    below = tag("span", ", ".join(told) or "not acknowledged", class_="qw-sub")
+    return join([link(counted, "alerts", check=check.check), below])
+
+
+def _success(check: CheckSummary, now: datetime, zone: tzinfo) -> Html:
+    run = check.decided
+    at = run.started_at if run is not None else check.state.last_success_at
+    if at is None:
+        return tag("span", "never", class_="qw-soft")
+    suite = text.clip(run.suite_name, 24) if run is not None else ""
+    return join([moment(at, now, zone), tag("span", suite, class_="qw-sub")])
+
+
+def _nothing() -> Html:
+    return tag("span", "–", class_="qw-soft")
 
 
 def run_table(runs: Iterable[RunSummary], now: datetime, zone: tzinfo) -> Html:
@@ -144,7 +225,7 @@ def _run_row(run: RunSummary, now: datetime, zone: tzinfo) -> list[object]:
     reason = tag("span", run.reason or "", class_="qw-sub") if run.status in TROUBLE else Html("")
     return [
         tag("td", link(run.run_id, "run", run=run.run_id), class_="qw-mono qw-small"),
-        tag("td", run.check, class_="name"),
+        tag("td", link(run.check, "check", check=run.check), class_="name"),
         tag("td", badge(run.status, run.verdict), reason, class_="words"),
         tag("td", moment(run.started_at, now, zone)),
         tag("td", took),

@@ -72,6 +72,16 @@ def timings(stages: Mapping[str, float]) -> Html:
     return facts((stage, text.duration(seconds)) for stage, seconds in stages.items())
 
 
+def other_metrics(found: int, known: int) -> Html:
+    """Say that a run was measured by other definitions than this program explains."""
+    words = (
+        f"This run was measured with version {found} of the metrics, this program knows version "
+        f"{known}. Its numbers are shown as they were stored; what is said of a metric here may "
+        "differ from what it was then, and runs of different versions are not compared."
+    )
+    return tag("p", words, class_="qw-note", role="note")
+
+
 def command(line: str) -> Html:
     """Return a command line to copy."""
     return tag("pre", line, class_="qw-code qw-mono")

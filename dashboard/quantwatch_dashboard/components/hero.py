@@ -1,5 +1,6 @@
 """The first thing on a run page: how it ended, whose fault it is, in words."""
 
+from collections.abc import Iterable
 from datetime import datetime, tzinfo
 
 from quantwatch.domain import CandidateResult, RunResult, Verdict
@@ -84,24 +85,25 @@ def _others(result: RunResult, lead: CandidateResult | None) -> Html:
 
 
 def _facts(result: RunResult, lead: CandidateResult | None, now: datetime, zone: tzinfo) -> Html:
-    took = (result.finished_at or now) - result.started_at
+    age = tag("span", text.age(result.started_at, now), title=text.instant(result.started_at, zone))
+    took = text.duration(((result.finished_at or now) - result.started_at).total_seconds())
+    run = ("run", tag("span", result.run_id, class_="qw-mono qw-small"))
+    if not result.candidates:
+        return _pairs([("started", age), ("took", took), run])
     culprit = lead.culprit if lead is not None else None
     first = culprit.first_difference if culprit is not None else None
     shown = [
-        (
-            "measured",
-            tag(
-                "span",
-                text.age(result.started_at, now),
-                title=text.instant(result.started_at, zone),
-            ),
-        ),
-        ("took", text.duration(took.total_seconds())),
+        ("measured", age),
+        ("took", took),
         ("suite", f"{result.suite_name} · {result.num_tokens:,} tokens"),
         ("alerts", str(len(result.alerts))),
         ("differs from", f"{first} on" if first is not None else "–"),
         ("baseline", say.baseline_words(result)),
-        ("run", tag("span", result.run_id, class_="qw-mono qw-small")),
+        run,
     ]
+    return _pairs(shown)
+
+
+def _pairs(shown: Iterable[tuple[str, object]]) -> Html:
     pairs = (part for key, value in shown for part in (tag("dt", key), tag("dd", value)))
     return tag("dl", *pairs)

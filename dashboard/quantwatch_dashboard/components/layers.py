@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 
 from quantwatch_dashboard import text
+from quantwatch_dashboard.components.explain import sentence
 from quantwatch_dashboard.components.markup import Html, table, tag
-from quantwatch_dashboard.series import LayerRow
+from quantwatch_dashboard.layer_rows import LayerRow
 
 COLUMNS = {
     "mean_kl": "Mean KL, nats",
@@ -14,6 +15,14 @@ COLUMNS = {
     "top3_logit_deviation": "Mean top-3 logit deviation",
     "isolated_error": "Isolated error",
     "rel_error": "Relative error",
+}
+_METRICS = {
+    "mean_kl": "lens_kl",
+    "p99_kl": "lens_kl",
+    "max_kl": "lens_kl",
+    "top3_logit_deviation": "topk_logit_deviation_k3",
+    "isolated_error": "isolated_error",
+    "rel_error": "rel_error",
 }
 
 
@@ -33,16 +42,24 @@ def _rank(value: float | None) -> float:
     return -value if math.isfinite(value) else -math.inf
 
 
-def layer_table(rows: Sequence[LayerRow], marked: str | None) -> Html:
-    """Return one row per layer in the given order; `marked` is the layer to be seen first."""
+def layer_table(rows: Sequence[LayerRow], marked: str | None, chosen: str | None = None) -> Html:
+    """Return one row per layer in the given order.
+
+    `marked` is the layer that broke, `chosen` the one that the reader chose.
+    """
     counted = any(row.num_nonfinite for row in rows)
-    names = [*COLUMNS.values(), *(["Not finite"] if counted else [])]
-    headers = ["Layer", *(tag("th", name, scope="col", class_="n") for name in names)]
-    return table(headers, (_row(row, marked, counted) for row in rows), "qw-top qw-tall")
+    named = [(name, sentence(_METRICS[column])) for column, name in COLUMNS.items()]
+    shown = [*named, *([("Not finite", "Values of the three metrics")] if counted else [])]
+    headers = [
+        "Layer",
+        *(tag("th", name, scope="col", class_="n", title=why) for name, why in shown),
+    ]
+    return table(headers, (_row(row, (marked, chosen), counted) for row in rows), "qw-top qw-tall")
 
 
-def _row(row: LayerRow, marked: str | None, counted: bool) -> list[object]:
-    hot = " qw-marked" if row.layer == marked else ""
+def _row(row: LayerRow, special: tuple[str | None, str | None], counted: bool) -> list[object]:
+    marked, chosen = special
+    hot = " qw-marked" if row.layer == marked else " qw-chosen" if row.layer == chosen else ""
     numbers = [text.number(getattr(row, column)) for column in COLUMNS]
     cells = [*numbers, *([f"{row.num_nonfinite:,}"] if counted else [])]
     return [

@@ -10,6 +10,7 @@ from quantwatch_dashboard import text
 from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace
 from quantwatch_dashboard.components.markup import Html, join, link, table, tag
 from quantwatch_dashboard.summaries import WorstToken
+from quantwatch_dashboard.toplogits import TopRow, top_rows
 
 _AROUND = 300
 _DECADES = 2.0
@@ -58,36 +59,53 @@ def _heat(value: float, largest: float) -> float:
     return 70 * max(0.0, 1 + math.log10(value / largest) / _DECADES)
 
 
+_TOP_HEADERS = (
+    ("logit", "in the reference"),
+    ("share", "its probability among the reference's tokens of this table: at most this"),
+    ("other logit", "of the reference's token in the candidate"),
+    ("difference", "candidate − reference, in logits"),
+    ("rank", "in the candidate"),
+)
+_OWN_HEADERS = (
+    ("logit", "in the candidate"),
+    ("share", "its probability among the candidate's tokens of this table: at most this"),
+    ("rank", "in the reference"),
+)
+
+
 def top_tables(top: NDArray[np.float64], words: Sequence[str]) -> Html:
     """Return the top tokens of both models at one position, [5, K], best first, side by side.
 
     `words` holds the text of each token id; ids past its end are shown as numbers.
     """
-    reference_ids, reference, candidate_ids, candidate, at_reference = top
-    logit, other, difference, own = (
-        tag("th", name, class_="n")
-        for name in ("logit", "candidate's logit", "difference", "logit")
+    own, other = (
+        [tag("th", name, class_="n", title=why) for name, why in names]
+        for names in (_TOP_HEADERS, _OWN_HEADERS)
     )
-    headers = ["#", "Reference's choice", logit, other, difference, "Candidate's choice", own]
-    rows = [
-        [
-            str(rank + 1),
-            _token_cell(reference_ids[rank], words, same=True),
-            *_numbers(reference[rank], at_reference[rank], at_reference[rank] - reference[rank]),
-            _token_cell(
-                candidate_ids[rank], words, same=bool(candidate_ids[rank] == reference_ids[rank])
-            ),
-            *_numbers(candidate[rank]),
-        ]
-        for rank in range(top.shape[1])
+    headers = ["#", "Reference's choice", *own, "Candidate's choice", *other]
+    return table(headers, (_top_row(row, words) for row in top_rows(top)), "qw-top qw-pair")
+
+
+def _top_row(row: TopRow, words: Sequence[str]) -> list[object]:
+    same = row.reference_id == row.candidate_id
+    return [
+        str(row.rank),
+        _token_cell(row.reference_id, words, same=True),
+        _number(row.reference_logit),
+        _share(row.reference_share),
+        _number(row.candidate_logit_at_reference),
+        tag("td", text.signed(row.difference), class_="n"),
+        _moved(row.rank, row.rank_in_candidate),
+        _token_cell(row.candidate_id, words, same=same),
+        _number(row.candidate_logit),
+        _share(row.candidate_share),
+        _moved(row.rank, row.rank_in_reference),
     ]
-    return table(headers, rows, "qw-top qw-pair")
 
 
-def _token_cell(token_id: float, words: Sequence[str], *, same: bool) -> Html:
-    if not math.isfinite(token_id):
+def _token_cell(number: int | None, words: Sequence[str], *, same: bool) -> Html:
+    if number is None:
         return tag("td", "–")
-    number = int(token_id)
     piece = words[number] if 0 <= number < len(words) else None
     color = "" if same else " qw-hot"
     shown = tag("span", text.token(piece, number, 28), class_=f"qw-mono{color}")
@@ -95,8 +113,21 @@ def _token_cell(token_id: float, words: Sequence[str], *, same: bool) -> Html:
     return tag("td", shown, beside, class_="words")
 
 
-def _numbers(*values: float) -> list[Html]:
-    return [tag("td", text.number(float(value), 4), class_="n") for value in values]
+def _moved(rank: int, other: int | None) -> Html:
+    """Return the rank in the other model, and by how many places that is up or down."""
+    if other is None:
+        return tag("td", "not listed", class_="n qw-soft")
+    steps = rank - other
+    arrow = "" if steps == 0 else f" {'▲' if steps > 0 else '▼'}{abs(steps)}"
+    return tag("td", f"{other}{arrow}", class_="n" if steps == 0 else "n qw-moved")
+
+
+def _number(value: float) -> Html:
+    return tag("td", text.number(value, 4), class_="n")
+
+
+def _share(value: float) -> Html:
+    return tag("td", text.percent(value) if math.isfinite(value) else "–", class_="n")
 
 
 def top_caption(grid: TokenGrid, at: int) -> Html:

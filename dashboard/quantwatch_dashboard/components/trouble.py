@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import wraps
+from typing import ParamSpec
 
 import streamlit as st
 
@@ -11,6 +12,7 @@ from quantwatch_dashboard import queries
 from quantwatch_dashboard.components.markup import Html, tag
 
 _log = logging.getLogger(__name__)
+P = ParamSpec("P")
 
 
 def state(title: str, *sentences: object, command: str | None = None) -> Html:
@@ -21,13 +23,16 @@ def state(title: str, *sentences: object, command: str | None = None) -> Html:
     return tag("div", *parts, class_="qw-state", role="status")
 
 
-def guarded(view: Callable[[], None]) -> Callable[[], None]:
-    """Show a card instead of a traceback when the database or the address is the trouble."""
+def guarded(view: Callable[P, None]) -> Callable[P, None]:
+    """Show a card instead of a traceback when the database or the address is the trouble.
+
+    A fragment needs it, too: it is drawn anew without the page around it.
+    """
 
     @wraps(view)
-    def show() -> None:
+    def show(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            view()
+            view(*args, **kwargs)
         except ConfigError as error:
             st.html(state("The database is not named correctly", str(error)))
         except UserError as error:

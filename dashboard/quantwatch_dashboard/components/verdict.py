@@ -65,3 +65,11 @@ def severity_badge(severity: Severity) -> Html:
     if severity == Severity.CRITICAL:
         return pill(Mark("✕", "Critical"), tone(Verdict.REGRESSION))
     return pill(Mark("!", "Warning"), tone(Verdict.WARN))
+
+
+def verdict_word(name: str) -> str:
+    """Return icon and word of a verdict by its value; ``any`` and ``none`` have words, too."""
+    if name not in _VERDICTS:
+        return {"any": "All", "none": "– No verdict"}.get(name, name)
+    shown = _VERDICTS[Verdict(name)]
+    return f"{shown.icon} {shown.word}"

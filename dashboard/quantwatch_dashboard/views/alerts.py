@@ -1,48 +1,54 @@
-"""Alerts: what the newest succeeded run of each check found beyond its rules."""
+"""Alerts: what fires, since when, who knows, and what a team does about it."""
 
 import streamlit as st
 
-from quantwatch_dashboard import clock, queries
-from quantwatch_dashboard.components import page, trouble
-from quantwatch_dashboard.components.alerts import alert_table
-from quantwatch_dashboard.components.checks import moment
-from quantwatch_dashboard.components.markup import link, tag
-from quantwatch_dashboard.components.picker import pick
-from quantwatch_dashboard.summaries import CheckSummary
+from quantwatch.errors import UserError
+from quantwatch_dashboard import queries
+from quantwatch_dashboard.components import filters, page, trouble
+from quantwatch_dashboard.episodes import headline
+from quantwatch_dashboard.queries import alerts as alert_queries
+from quantwatch_dashboard.views import (
+    alerts_deliveries,
+    alerts_list,
+    alerts_one,
+    alerts_silences,
+)
 
-_ALL = "all checks"
+_TABS = {"alerts": "Alerts", "silences": "Silences", "deliveries": "Deliveries"}
 
 
 @trouble.guarded
 def show() -> None:
-    """Show the open alerts of one check or of all."""
+    """Show one episode if the address names one; else a list: alerts, silences or deliveries."""
     page.begin()
     url = queries.url()
-    found = queries.checks(url)
-    if not found:
+    if not queries.checks(url):
         page.head("Alerts")
         st.html(trouble.empty())
         return
-    open_alerts = [c for c in found if c.decided is not None and c.decided.num_alerts]
-    total = sum(c.decided.num_alerts for c in open_alerts if c.decided is not None)
-    page.head("Alerts", f"{total} open, in the newest succeeded run of each check")
-    chosen = pick("Check", "check", [_ALL, *(c.check for c in found)], _ALL)
-    shown = [c for c in open_alerts if chosen in (_ALL, c.check)]
-    if not shown:
-        st.html(
-            trouble.state(
-                "No open alert",
-                "The newest succeeded run of each check shown here breaches no rule.",
-            )
-        )
-    for check in shown:
-        _show_check(url, check)
+    named = _named(url)
+    if named is not None:
+        alerts_one.show(url, named)
+        return
+    found = alert_queries.open_episodes(url)
+    page.head("Alerts", headline(found))
+    tab = filters.pills("What to show", "show", list(_TABS), _TABS.__getitem__)
+    if tab == "silences":
+        alerts_silences.show(url)
+    elif tab == "deliveries":
+        alerts_deliveries.show(url)
+    else:
+        alerts_list.show(url, found)
 
 
-def _show_check(url: str, check: CheckSummary) -> None:
-    assert check.decided is not None, "only checks with a succeeded run have alerts"
-    run = check.decided
-    when = moment(run.started_at, clock.now(), clock.zone())
-    name = tag("h2", link(check.check, "run", run=run.run_id))
-    st.html(tag("div", name, tag("p", "run of ", when), class_="qw-section"))
-    st.html(alert_table(queries.result(url, run.run_id)))
+def _named(url: str) -> str | None:
+    """Return the episode that the address asks for: itself, or the newest of an alert."""
+    episode, alert = st.query_params.get("episode"), st.query_params.get("alert")
+    if episode or not alert:
+        return episode or None
+    # Digits beyond any number of a database would not fit into its column.
+    number = int(alert) if alert.isascii() and alert.isdecimal() and len(alert) < 10 else None
+    found = () if number is None else alert_queries.episodes_of(url, number)
+    if not found:
+        raise UserError(f"There is no episode of an alert {alert!r}.")
+    return found[0].episode.id

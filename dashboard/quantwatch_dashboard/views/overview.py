@@ -4,10 +4,25 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from quantwatch.domain import Verdict
-from quantwatch_dashboard import clock, queries
-from quantwatch_dashboard.components import checks, page, trouble
+from quantwatch_dashboard import clock, queries, standings, verdict_words
+from quantwatch_dashboard.components import checks, filters, page, trouble
+from quantwatch_dashboard.components.markup import Html, tag
+from quantwatch_dashboard.components.verdict import tone, verdict_word
+from quantwatch_dashboard.queries.silenced import silenced
+from quantwatch_dashboard.standings import ANY, Wanted
 from quantwatch_dashboard.summaries import CheckSummary
+from quantwatch_dashboard.views import live
+
+_PER_PAGE = 25
+_NUM_RUNS = 12
+_SORTS = {
+    "worst": "worst first", "change": "largest change", "since": "newest verdict",
+    "next": "next run", "success": "oldest success", "name": "name",
+}  # fmt: skip
+_STATES = {
+    ANY: "any", "alerts": "alerts fire", "trouble": "monitor trouble", "running": "running",
+    "paused": "paused", "overdue": "overdue",
+}  # fmt: skip
 
 
 @trouble.guarded
@@ -20,36 +35,56 @@ def show() -> None:
         page.head("Overview")
         st.html(trouble.empty())
         return
-    page.head(_headline(found), _counts(found))
-    st.html(checks.check_table(found, queries.faults(url), now, zone))
+    faults = queries.faults(url, verdict_words.named(found))
+    page.head(verdict_words.headline(found), verdict_words.counts(found))
+    words = verdict_words.answer(found, faults, now)
+    st.html(tag("p", words, class_=f"qw-answer {tone(verdict_words.worst_verdict(found))}"))
+    live.show(url)
+    _checks(url, found)
     page.section(
         "Newest runs",
         "Failed and cancelled runs are the monitor's own trouble; they say nothing about a model.",
     )
-    st.html(checks.run_table(queries.recent_runs(url), now, zone))
+    st.html(checks.run_table(queries.recent_runs(url)[:_NUM_RUNS], now, zone))
 
 
-def _headline(found: Sequence[CheckSummary]) -> str:
-    """Say the worst. Not all checks pass while the newest run of one did not finish."""
-    verdicts = [check.decided.verdict for check in found if check.decided is not None]
-    regressions = verdicts.count(Verdict.REGRESSION)
-    if regressions:
-        return "1 regression" if regressions == 1 else f"{regressions} regressions"
-    if not verdicts:
-        return "No check has a verdict yet"
-    undecided, warned = verdicts.count(Verdict.INCONCLUSIVE), verdicts.count(Verdict.WARN)
-    if undecided:
-        return f"{undecided} inconclusive"
-    if warned:
-        return f"No regression, {warned} with warnings"
-    return "No regression" if _num_unfinished(found) else "All checks pass"
+def _checks(url: str, found: Sequence[CheckSummary]) -> None:
+    now, zone = clock.now(), clock.zone()
+    wanted = _wanted(found)
+    shown = standings.matching(found, wanted, now)
+    if not shown:
+        st.html(_none_fits(len(found)))
+        return
+    table = st.container()
+    with st.container(horizontal=True, vertical_alignment="center", key="qw-pager"):
+        first = _PER_PAGE * filters.number_of_page("page", len(shown), _PER_PAGE, wanted)
+        rows = shown[first : first + _PER_PAGE]
+        if len(shown) > len(rows):
+            said = f"{first + 1}–{first + len(rows)} of {len(shown)} checks"
+            st.html(tag("span", said, class_="qw-soft qw-small"), width="content")
+    beside = checks.Beside(now, zone, queries.faults(url, rows), silenced(url))
+    table.html(checks.check_table(rows, beside))
 
 
-def _counts(found: Sequence[CheckSummary]) -> str:
-    checks, unfinished = len(found), _num_unfinished(found)
-    counted = f"{checks} check{'s' if checks > 1 else ''}"
-    return f"{counted}, {unfinished} not measured lately" if unfinished else counted
+def _wanted(found: Sequence[CheckSummary]) -> Wanted:
+    """Let the reader filter, search and sort; the address keeps it."""
+    numbers = standings.counted(found)
+    there = [name for name in standings.VERDICTS if numbers[name]]
+    verdict = filters.pills(
+        "Verdict", "verdict", there, lambda name: f"{verdict_word(name)} {numbers[name]}"
+    )
+    with st.container(horizontal=True, vertical_alignment="bottom", key="qw-filters"):
+        search = filters.search("Search", "q", "check, candidate, tag …")
+        state = filters.choose("State", "state", standings.STATES, _STATES.__getitem__)
+        tags = (ANY, *standings.tags_of(found))
+        chosen = filters.choose("Tag", "tag", tags) if len(tags) > 1 else ANY
+        sort = filters.choose("Sorted by", "sort", standings.SORTS, _SORTS.__getitem__)
+    return Wanted(search, verdict, state, chosen, sort)
 
 
-def _num_unfinished(found: Sequence[CheckSummary]) -> int:
-    return sum(check.trouble is not None for check in found)
+def _none_fits(number: int) -> Html:
+    return trouble.state(
+        "No check fits",
+        f"There are {number} checks, none of which fits everything that is asked for above.",
+        "Clear the search or choose “any”.",
+    )

@@ -3,15 +3,16 @@
 import streamlit as st
 
 from quantwatch.domain import CandidateResult, RunResult
+from quantwatch.metrics.registry import VERSION
 from quantwatch.store.records import RunSummary
 from quantwatch_dashboard import clock, queries, series
-from quantwatch_dashboard.components import page, trouble
+from quantwatch_dashboard.components import facts, page, trouble
 from quantwatch_dashboard.components.alerts import alert_table
 from quantwatch_dashboard.components.candidates import side_by_side, tiles
 from quantwatch_dashboard.components.hero import hero
-from quantwatch_dashboard.components.markup import tag
+from quantwatch_dashboard.components.markup import link, tag
 from quantwatch_dashboard.components.picker import pick
-from quantwatch_dashboard.views import run_details, run_inside, run_layers
+from quantwatch_dashboard.views import run_details, run_inside, run_layers, run_state
 
 
 @trouble.guarded
@@ -27,19 +28,24 @@ def show() -> None:
     result = queries.result(url, queries.resolve(url, named))
     lead = series.leading(result)
     _head(url, result)
-    st.html(hero(result, clock.now(), clock.zone()))
+    if result.status.is_ended:
+        st.html(hero(result, clock.now(), clock.zone()))
+    if result.candidates and result.metrics_version != VERSION:
+        st.html(facts.other_metrics(result.metrics_version, VERSION))
+    run_state.show(url, result)
     if lead is not None:
-        st.html(tiles(lead))
+        st.html(tiles(result, lead))
         _figures(result, lead)
         run_inside.show(url, result, lead)
-    _alerts(result)
+    if result.verdict is not None:
+        _alerts(result)
     run_details.show(result)
 
 
 def _first(url: str) -> str | None:
-    checks = queries.checks(url)
-    if checks:
-        return (checks[0].decided or checks[0].newest).run_id
+    for check in queries.checks(url):
+        if (run := check.decided or check.newest) is not None:
+            return run.run_id
     return next((run.run_id for run in queries.recent_runs(url)), None)
 
 
@@ -53,11 +59,16 @@ def _head(url: str, result: RunResult) -> None:
             result.check,
             "run of ",
             result.started_at.astimezone(clock.zone()).strftime("%-d %B %Y, %H:%M"),
+            *(_compare(result) if result.verdict is not None else ()),
         )
     with right:
         chosen = pick("Run", "run", names, result.run_id, lambda run_id: _run_name(recent, run_id))
     if chosen != result.run_id:
         st.rerun()
+
+
+def _compare(result: RunResult) -> tuple[object, ...]:
+    return " · ", link("compare with …", "compare", run_b=result.run_id)
 
 
 def _run_name(recent: dict[str, RunSummary], run_id: str) -> str:
@@ -75,7 +86,7 @@ def _figures(result: RunResult, lead: CandidateResult) -> None:
         " Bars compare the means.",
     )
     st.html(side_by_side(result))
-    run_layers.show(result, lead)
+    run_layers.show(result, lead, run_inside.chosen_layer(result))
 
 
 def _alerts(result: RunResult) -> None:

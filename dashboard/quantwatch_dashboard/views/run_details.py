@@ -6,6 +6,7 @@ from quantwatch.domain import RunResult
 from quantwatch.report.repeat import repeat_command
 from quantwatch_dashboard.components import facts, page
 from quantwatch_dashboard.components.markup import tag
+from quantwatch_dashboard.views import run_downloads
 
 
 def show(result: RunResult) -> None:
@@ -20,6 +21,8 @@ def show(result: RunResult) -> None:
         if line
         else tag("p", "This run was not started from a command line.", class_="qw-soft")
     )
+    if result.candidates:
+        run_downloads.whole(result)
     with st.expander("Identity: suite, capture, digests"):
         st.html(facts.identity(result))
         for shown in [result.reference, *(c.variant for c in result.candidates)]:

@@ -1,24 +1,24 @@
 """The layer × token heatmap with what the reader can switch, and a sentence on what it shows."""
 
+from dataclasses import replace
+
 import plotly.graph_objects as go
 import streamlit as st
 
-from quantwatch.domain import EMBEDDING, FINAL_NORM, MODEL, CandidateResult, RunResult, is_layer
-from quantwatch.metrics.registry import METRICS
-from quantwatch_dashboard import queries, series, text
+from quantwatch_dashboard import queries, series
+from quantwatch_dashboard.charts import difference
 from quantwatch_dashboard.charts.grid import TokenGrid
-from quantwatch_dashboard.charts.heatmap import heatmap
+from quantwatch_dashboard.charts.heatmap import Chosen, Look, heatmap
+from quantwatch_dashboard.charts.rows import has_parts, whole_layers, with_parts
+from quantwatch_dashboard.components import clicks, heatmap_words, window
 from quantwatch_dashboard.components.markup import tag
 from quantwatch_dashboard.components.picker import flag, pick
+from quantwatch_dashboard.focus import HEADROOM, Focus
 
-_RANGES = {
-    "rel_error": (1e-4, 1.0),
-    "lens_kl": (1e-5, 10.0),
-    "topk_logit_deviation_k5": (1e-3, 10.0),
-    "topk_logit_deviation_k3": (1e-3, 10.0),
-}
-"""Fixed, so that pictures of two prompts, candidates or runs can be compared."""
-_NORMALISED = (1e-2, 1.0)
+_COLOR_BAR = 96
+"""Width of the color bar that the picture below has, so that both are as wide."""
+_OVERVIEW_CELLS = 10_000
+"""Enough for a picture of a few centimeters."""
 _TOKENS = {
     "all": "measured tokens, all prompts",
     "prompt": "measured tokens, this prompt",
@@ -26,92 +26,91 @@ _TOKENS = {
 }
 
 
-def show(url: str, result: RunResult, candidate: CandidateResult, prompt: int, metric: str) -> None:
+def show(focus: Focus) -> None:
     """Show one metric of one candidate; sampled metrics over all prompts unless one is wanted."""
-    key = (result.run_id, candidate.name, metric, prompt)
-    grid = queries.grid(url, key, result.suite_hash)
-    assert grid is not None, "the metric was chosen from the stored blocks"
+    grid = queries.grid(focus.url, focus.key, focus.result.suite_hash)
+    if grid is None:
+        st.html(tag("p", "This metric is not stored for this prompt.", class_="qw-soft"))
+        return
     one, two, three = st.columns([2, 2, 3], vertical_alignment="center")
     with one:
         fit = flag("Fit colors to this picture", "fit")
     with two:
-        finer = any(s.startswith("layers.") and not is_layer(s) for s in grid.scopes)
-        parts = finer and flag("Attention and MLP rows", "parts")
-    if _layers(grid).missing.all(axis=0).any():
+        parts = has_parts(grid) and flag("Attention and MLP rows", "parts")
+    wanted = "every"
+    if whole_layers(grid).missing.all(axis=0).any():
         with three:
             wanted = pick("Tokens", "tokens", list(_TOKENS), "all", _TOKENS.__getitem__)
-        grid = _tokens(url, result.suite_hash, key, grid, wanted)
-    shown = grid.rows(set(grid.scopes) - {MODEL}) if parts else _layers(grid)
-    marked = series.outlier(result, candidate)
-    _draw(shown, heatmap_of(shown, metric, fixed=not fit, marked=marked), metric, "heatmap")
+    shown = _tokens(focus, grid, wanted)
+    shown = with_parts(shown) if parts else whole_layers(shown)
+    shown = shown if wanted == "every" else shown.measured_only()
+    look = Look(focus.title, focus.kind, focus.range(fit=fit))
+    if wanted == "all" or not shown.values.size:
+        _draw(focus, shown, look, "heatmap")
+        return
+    with three:
+        ends = shown.places[0].position, shown.places[-1].position
+        part = window.stretch(ends, focus.position, focus.prompt)
+    if ends[1] - ends[0] >= 2 * window.WIDTH:
+        _overview(focus, shown, look, part)
+    _draw(focus, shown.between(*part), look, "heatmap")
+    _this_token(focus, shown)
 
 
-def all_prompts(
-    url: str, result: RunResult, candidate: CandidateResult, metric: str, *, normalised: bool
-) -> None:
-    """Show one metric at the measured tokens of all prompts."""
-    key = (result.run_id, candidate.name, metric)
-    found = queries.measured_tokens(url, *key, result.suite_hash)
-    assert found is not None, "the metric was chosen from the stored blocks"
-    grid = _layers(found).measured_only()
-    marked = series.outlier(result, candidate)
-    if normalised:
-        scaled = grid.normalised()
-        figure = heatmap_of(scaled, metric, marked=marked, title="÷ the layer's largest")
-    else:
-        figure = heatmap_of(grid, metric, marked=marked)
-    _draw(grid, figure, metric, "topk")
-
-
-def _tokens(
-    url: str, suite_hash: str, key: queries.BlockKey, grid: TokenGrid, wanted: str
-) -> TokenGrid:
+def _tokens(focus: Focus, grid: TokenGrid, wanted: str) -> TokenGrid:
+    """Return the tokens that are wanted; held against the baseline's, if that is asked for."""
+    key, suite = focus.key, focus.result.suite_hash
     if wanted == "all":
-        return queries.measured_tokens(url, *key[:3], suite_hash) or grid
-    return _layers(grid).measured_only() if wanted == "prompt" else grid
+        grid = queries.measured_tokens(focus.url, *key[:3], suite) or grid
+    if focus.before is None:
+        return grid
+    old = focus.before.run_id, *key[1:]
+    before = queries.grid(focus.url, old, suite)
+    if wanted == "all":
+        before = queries.measured_tokens(focus.url, *old[:3], suite)
+    if before is None:
+        return grid.between(-1, -1)
+    return (difference.loss if focus.metric == HEADROOM else difference.ratio)(grid, before)
 
 
-def heatmap_of(
-    grid: TokenGrid,
-    metric: str,
-    *,
-    fixed: bool = True,
-    marked: str | None = None,
-    title: str | None = None,
-) -> go.Figure | None:
-    """Return the picture of a grid in its metric's colors, None when nothing was measured."""
-    if not grid.values.size:
-        return None
-    usual = _NORMALISED if title is not None else _RANGES[metric]
-    shown = title or METRICS[metric].title
-    return heatmap(grid, title=shown, fixed=usual if fixed else None, marked=marked)
+def _overview(focus: Focus, grid: TokenGrid, look: Look, part: tuple[int, int]) -> None:
+    """Show all of a long prompt, pooled, with the stretch framed that is shown below it."""
+    words = (
+        f"All {len(grid.places):,} tokens, pooled so that the worst stays. The blue frame is the"
+        " stretch below; a click chooses a token and moves it there."
+    )
+    st.html(tag("p", words, class_="qw-soft qw-small"))
+    coarse = replace(look, max_cells=_OVERVIEW_CELLS)
+    figure = heatmap(grid, look=coarse, chosen=Chosen(stretch=part))
+    figure.update_layout(height=240, margin_r=_COLOR_BAR)
+    # One range of colors for both pictures needs one color bar.
+    figure.update_traces(showscale=look.fixed is None, selector={"type": "heatmap"})
+    figure.update_xaxes(showticklabels=False)
+    alt = f"{look.title}, the whole prompt"
+    clicks.chart(figure, "overview", alt, f"{focus.file_name}-prompt{focus.prompt}-overview")
 
 
-def _layers(grid: TokenGrid) -> TokenGrid:
-    return grid.rows([s for s in grid.scopes if is_layer(s) or s in (EMBEDDING, FINAL_NORM)])
-
-
-def _draw(grid: TokenGrid, figure: go.Figure | None, metric: str, key: str) -> None:
-    if figure is None:
+def _draw(focus: Focus, grid: TokenGrid, look: Look, key: str) -> None:
+    if not grid.values.size or grid.missing.all():
         st.html(tag("p", "Nothing of this metric was measured here.", class_="qw-soft"))
         return
-    spec = METRICS[metric]
-    alt = f"{spec.title} by layer and token"
-    st.plotly_chart(figure, key=key, config={"displaylogo": False}, alt=alt)
-    name = tag("b", f"{spec.title}, {spec.unit}. " if spec.unit != "1" else f"{spec.title}. ")
-    st.html(tag("p", name, f"{spec.formula}. {_words(grid)}", class_="qw-soft qw-small"))
+    figure = picture(focus, grid, look)
+    clicks.chart(figure, key, f"{look.title} by layer and token", f"{focus.file_name}-{key}")
+    st.html(heatmap_words.caption(grid, focus.metric, look.kind))
 
 
-def _words(grid: TokenGrid) -> str:
-    """Say what the picture shows: how much was measured, and where it is worst."""
-    share = f"{grid.num_measured:,} of {grid.values.size:,} cells were measured"
-    partly = grid.num_measured < grid.values.size
-    share += "; grey: not measured, the lens reads a sample of the tokens." if partly else "."
-    worst = grid.worst_cell()
-    if worst is None:
-        return share
-    place = grid.places[worst[1]]
-    where = (
-        f"{grid.scopes[worst[0]]}, prompt {place.prompt}, token {place.position} “{place.label()}”"
-    )
-    return f"{share} Worst: {text.number(float(grid.values[worst]))} at {where}."
+def picture(focus: Focus, grid: TokenGrid, look: Look) -> go.Figure:
+    """Return a grid with the place that broke and what the reader chose."""
+    marked = series.outlier(focus.result, focus.candidate)
+    chosen = Chosen(focus.layer, focus.token)
+    return heatmap(grid, marked=marked, look=look, chosen=chosen)
+
+
+def _this_token(focus: Focus, grid: TokenGrid) -> None:
+    """Show the chosen token through the layers, unless it was not measured there."""
+    at = grid.column(focus.token)
+    if at is None or focus.before is not None or grid.missing[:, at].all():
+        return
+    figure = heatmap_words.profile(focus, whole_layers(grid))
+    with st.expander(f"Token {focus.position} through the layers, all candidates", expanded=False):
+        clicks.chart(figure, "profile", "The chosen token by layer", f"{focus.file_name}-token")

@@ -1,4 +1,4 @@
-"""Inside a run: which layer, which token. One candidate and one prompt at a time."""
+"""Inside a run: which layer, which token. One candidate, prompt, token and layer at a time."""
 
 import streamlit as st
 
@@ -6,74 +6,104 @@ from quantwatch.domain import CandidateResult, RunResult
 from quantwatch.metrics.registry import METRICS
 from quantwatch.store.records import StoredPrompt
 from quantwatch_dashboard import queries, series, text
-from quantwatch_dashboard.components import page
+from quantwatch_dashboard.components import page, trouble, window
 from quantwatch_dashboard.components.markup import tag
-from quantwatch_dashboard.components.picker import flag, pick
-from quantwatch_dashboard.views import run_heatmap, run_tokens
+from quantwatch_dashboard.components.picker import pick
+from quantwatch_dashboard.focus import MATRICES, Focus
+from quantwatch_dashboard.views import run_births, run_heatmap, run_tokens, run_topk
 
-_TOPK = ("topk_logit_deviation_k5", "topk_logit_deviation_k3")
-_METRICS = ("rel_error", "lens_kl", *_TOPK)
+_ALONE, _BEFORE, _ANY = "alone", "baseline", "none"
+_DRAWN = "layer-drawn"
+"""The chosen layer as the charts above show it: they are drawn anew when it changes here."""
+
+
+def chosen_layer(result: RunResult) -> str | None:
+    """Return the layer that the address names, None without one; called before the charts."""
+    named = series.place_key(st.query_params.get("layer", ""))
+    found = named if named in series.taps(result) else None
+    if found is not None:
+        st.query_params["layer"] = found
+    st.session_state[_DRAWN] = found
+    return found
 
 
 @st.fragment
+@trouble.guarded
 def show(url: str, result: RunResult, lead: CandidateResult) -> None:
     """Show heatmaps and the token view; changing a picker redraws only this part."""
     page.section(
         "Inside: which layer, which token",
-        "Choose a candidate and a prompt. The page's address keeps the choice.",
+        "Choose what to look at here, or click on the pictures. The page's address keeps it.",
     )
-    left, middle, right = st.columns([2, 4, 2])
     names = [c.name for c in result.candidates if c.failure is None]
-    with left:
+    one, two, three, four = st.columns([2, 4, 2, 2])
+    with one:
         name = pick("Candidate", "candidate", names, lead.name)
     candidate = next(c for c in result.candidates if c.name == name)
     kinds = queries.block_kinds(url, result.run_id, name)
     prompts = queries.prompts(url, result.suite_hash)
     stored = {str(p.index): p for p in prompts if ("per_token", "logit_kl", p.index) in kinds}
-    if not stored:
-        st.html(tag("p", "No token matrices are stored for this candidate.", class_="qw-soft"))
+    metrics = [m for m in MATRICES if any(kind[:2] == ("per_token", m) for kind in kinds)]
+    if not stored or not metrics:
+        st.html(tag("p", "No token matrices are stored for this candidate: they were dropped by "
+                         "retention, or never measured.", class_="qw-soft"))  # fmt: skip
         return
-    default = _default_prompt(result, candidate, stored)
-    with middle:
-        prompt = int(
-            pick("Prompt", "prompt", list(stored), default, lambda key: _describe(stored[key]))
-        )
-    metrics = [m for m in _METRICS if ("per_token", m, prompt) in kinds]
-    with right:
+    default = series.default_prompt(result, candidate, list(stored))
+    with two:
+        prompt = pick("Prompt", "prompt", list(stored), default, lambda p: describe(stored[p]))
+    with three:
         metric = pick("Metric", "metric", metrics, metrics[0], lambda slug: METRICS[slug].title)
-    run_heatmap.show(url, result, candidate, prompt, metric)
-    _deviation(url, result, candidate, [m for m in metrics if m in _TOPK])
-    run_tokens.show(url, result, candidate, prompt)
+    with four:
+        before = _before(url, result, name, metric)
+    layer, position = _place(url, result, candidate, stored[prompt])
+    focus = Focus(url, result, candidate, int(prompt), metric, position, layer, before)
+    run_heatmap.show(focus)
+    run_topk.show(focus, metrics)
+    run_births.show(focus)
+    run_tokens.show(focus)
 
 
-def _describe(prompt: StoredPrompt) -> str:
+def _place(
+    url: str, result: RunResult, candidate: CandidateResult, prompt: StoredPrompt
+) -> tuple[str | None, int]:
+    """Let the reader choose a layer and a token."""
+    key = (result.run_id, candidate.name, "logit_kl", prompt.index)
+    grid = queries.grid(url, key, result.suite_hash)
+    assert grid is not None, "prompts without output KL are not offered"
+    worst = grid.worst_cell()
+    default = grid.places[worst[1] if worst else 0].position
+    ends = grid.places[0].position, grid.places[-1].position
+    one, two, _ = st.columns([2, 2, 6], vertical_alignment="bottom")
+    with one:
+        position = window.position(*ends, default, prompt.index)
+    with two:
+        taps = series.taps(result)
+        chosen = pick("Layer", "layer", [_ANY, *taps], _ANY, lambda s: "any" if s == _ANY else s)
+    layer = None if chosen == _ANY else chosen
+    if layer != st.session_state.get(_DRAWN):
+        st.rerun()
+    return layer, position
+
+
+def _before(url: str, result: RunResult, candidate: str, metric: str) -> RunResult | None:
+    """Let the reader hold the run against its baseline, when that has this matrix, too."""
+    found = None if result.baseline_mismatch else queries.baseline(url, result.baseline_run_id)
+    fits = found is not None and found.suite_hash == result.suite_hash
+    if found is None or not fits:
+        why = "not comparable" if result.baseline_mismatch or found else "no baseline here"
+        pick("Compared with", "against", [_ALONE], _ALONE, lambda _: f"nothing ({why})")
+        return None
+    kinds = queries.block_kinds(url, found.run_id, candidate)
+    kept = any(kind[:2] == ("per_token", metric) for kind in kinds)
+    words = {_ALONE: "nothing", _BEFORE: f"baseline …{found.run_id[-6:]}"}
+    options = [_ALONE, _BEFORE] if kept else [_ALONE]
+    chosen = pick("Compared with", "against", options, _ALONE, words.__getitem__)
+    return found if chosen == _BEFORE else None
+
+
+def describe(prompt: StoredPrompt) -> str:
+    """Return a prompt in a line: number, kind, length, how it begins."""
     pieces = prompt.pieces
     excerpt = " ".join("".join(pieces[:24]).split()) if pieces else "text not stored"
-    about = f"{prompt.index} · {prompt.category} · {prompt.num_tokens} tokens"
+    about = f"{prompt.index} · {prompt.category} · {prompt.num_tokens:,} tokens"
     return f"{about} · {text.clip(excerpt, 60)}"
-
-
-def _default_prompt(
-    result: RunResult, candidate: CandidateResult, options: dict[str, StoredPrompt]
-) -> str:
-    """Return the prompt on which the outlier is worst, else the one with the worst token."""
-    at = series.outlier(result, candidate)
-    rows = [candidate.find("rel_error", at) if at else None, candidate.find("logit_kl")]
-    worst = [str(row.max_prompt) for row in rows if row is not None and row.max_prompt is not None]
-    return next((prompt for prompt in worst if prompt in options), next(iter(options)))
-
-
-def _deviation(url: str, result: RunResult, candidate: CandidateResult, metrics: list[str]) -> None:
-    if not metrics:
-        return
-    page.section(
-        "Top-k logit deviation",
-        "How far the candidate's logits lie from the reference's on the reference's top k, read off"
-        " at each layer, at the sampled tokens of all prompts.",
-    )
-    left, middle, _ = st.columns([2, 3, 4], vertical_alignment="bottom")
-    with left:
-        k = pick("Top k", "k", metrics, metrics[0], lambda slug: METRICS[slug].title)
-    with middle:
-        normalised = flag("Normalised: ÷ the layer's largest", "normalised")
-    run_heatmap.all_prompts(url, result, candidate, k, normalised=normalised)

@@ -1,30 +1,34 @@
-"""Two charts over the layers: how bad it is by here, and whose fault it is."""
+"""Charts over the layers: how bad it is by here, whose fault it is, and both together."""
 
-import plotly.graph_objects as go
 import streamlit as st
 
 from quantwatch.domain import CandidateResult, RunResult
 from quantwatch_dashboard import series
+from quantwatch_dashboard.charts.blame import blame_chart
 from quantwatch_dashboard.charts.layers import layer_chart
-from quantwatch_dashboard.components import page
+from quantwatch_dashboard.components import clicks, page
+from quantwatch_dashboard.components.blame import blame_table
+from quantwatch_dashboard.components.explain import term
+from quantwatch_dashboard.components.markup import join
 from quantwatch_dashboard.components.picker import pick
 
 
-def show(result: RunResult, lead: CandidateResult) -> None:
-    """Show per-layer KL and isolated error of all candidates side by side."""
+def show(result: RunResult, lead: CandidateResult, chosen: str | None) -> None:
+    """Show per-layer KL and isolated error side by side, then one by the other."""
     left, right = st.columns(2, gap="medium")
     with left:
-        _lens(result, lead)
+        _lens(result, lead, chosen)
     with right:
-        _isolated(result, lead)
+        _isolated(result, lead, chosen)
+    _blame(result, lead, chosen)
 
 
-def _lens(result: RunResult, lead: CandidateResult) -> None:
+def _lens(result: RunResult, lead: CandidateResult, chosen: str | None) -> None:
     page.section(
         "Per-layer KL: how bad it is by here",
-        "Next-token distributions read off at each layer through the reference's own norm and head."
-        " Errors add up from left to right.",
-    )
+        join([term("lens_kl"), ": next-token distributions read off at each layer through the "
+              "reference's own norm and head. Errors add up from left to right."]),
+    )  # fmt: skip
     statistic = pick("Statistic", "statistic", ("mean", "p50", "p90", "p99", "max"), "mean")
     places = series.layers(result)
     at = series.outlier(result, lead)
@@ -34,24 +38,49 @@ def _lens(result: RunResult, lead: CandidateResult) -> None:
         unit=f"per-layer KL in nats, {statistic}",
         threshold=series.lens_threshold(result) if statistic == "mean" else None,
         guide=places.index(at) if at in places else None,
+        chosen=chosen,
     )
-    _chart(figure, "lens", "Per-layer KL of all candidates")
+    name = f"{result.run_id}-per-layer-kl-{statistic}"
+    clicks.chart(figure, "lens", "Per-layer KL of all candidates", name)
 
 
-def _isolated(result: RunResult, lead: CandidateResult) -> None:
+def _isolated(result: RunResult, lead: CandidateResult, chosen: str | None) -> None:
     page.section(
         "Isolated error: whose fault it is",
-        "Each module is fed the reference's own input, so errors from earlier layers don't count:"
-        " ‖Δ‖ ÷ ‖the reference's update‖. A red ring marks a breached rule.",
-    )
+        join([term("isolated_error"), ": each module is fed the reference's own input, so errors "
+              "from earlier layers don't count. A red ring marks a breached rule."]),
+    )  # fmt: skip
     parts = series.parts(result)
     default = series.culprit_part(lead)
     part = pick("Part of the layer", "part", parts, default if default in parts else parts[0])
     lines = series.isolated_lines(result, lead.name, part)
     places = series.isolated_places(result, part)
-    _chart(layer_chart(lines, places, unit="isolated error, mean"), "isolated",
-           "Isolated error of all candidates by layer")  # fmt: skip
+    shown = next((place for place in places if series.place_key(place) == chosen), None)
+    figure = layer_chart(lines, places, unit="isolated error, mean", chosen=shown)
+    name = f"{result.run_id}-isolated-error-{part.replace(' ', '-')}"
+    clicks.chart(figure, "isolated", "Isolated error of all candidates by layer", name)
 
 
-def _chart(figure: go.Figure, key: str, alt: str) -> None:
-    st.plotly_chart(figure, key=key, config={"displaylogo": False}, alt=alt)
+def _blame(result: RunResult, lead: CandidateResult, chosen: str | None) -> None:
+    found = series.blamed(result, lead.name)
+    if not found:
+        return
+    page.section(
+        "Propagated against isolated error",
+        join(
+            [
+                "One point per place that has both. Far right, it has a large ",
+                term("isolated_error"),
+                ": it makes the error itself. High up, it has a large ",
+                term("rel_error"),
+                ", but is not far right: it only passes on what arrives.",
+            ]
+        ),
+    )
+    left, right = st.columns([3, 2], gap="medium")
+    with left:
+        figure = blame_chart(found, chosen)
+        name = f"{result.run_id}-propagated-against-isolated"
+        clicks.chart(figure, "blame", "Relative error against isolated error, by place", name)
+    with right:
+        st.html(blame_table(next((one for one in found if one.strong), found[0]), result.run_id))

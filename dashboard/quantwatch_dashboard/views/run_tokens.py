@@ -1,11 +1,9 @@
-"""A prompt colored by its output KL, and both models' first choices at one token."""
+"""A prompt colored by its output KL, both models' first choices at one token, the worst tokens."""
 
 import numpy as np
 import streamlit as st
 
-from quantwatch.domain import CandidateResult, RunResult
-from quantwatch_dashboard import queries, series, text
-from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace
+from quantwatch_dashboard import exports, queries, series
 from quantwatch_dashboard.components import page
 from quantwatch_dashboard.components.layers import COLUMNS, layer_table, worst_first
 from quantwatch_dashboard.components.markup import tag
@@ -16,60 +14,71 @@ from quantwatch_dashboard.components.tokens import (
     top_tables,
     worst_table,
 )
+from quantwatch_dashboard.focus import Focus
+from quantwatch_dashboard.layer_rows import layer_rows
+from quantwatch_dashboard.toplogits import top_rows
+from quantwatch_dashboard.views import run_downloads
 
 
-def show(url: str, result: RunResult, candidate: CandidateResult, prompt: int) -> None:
+def show(focus: Focus) -> None:
     """Show the prompt, the chosen token's top logits, the layer table and the worst tokens."""
     page.section(
         "Token view",
         "The prompt, redder where the output KL is larger; no color at a hundredth of its largest."
-        " Choose a token to see what both models would say next.",
+        " Beside it what both models would say after the chosen token.",
     )
-    key = (result.run_id, candidate.name, "logit_kl", prompt)
-    grid = queries.grid(url, key, result.suite_hash)
+    key = (focus.result.run_id, focus.candidate.name, "logit_kl", focus.prompt)
+    grid = queries.grid(focus.url, key, focus.result.suite_hash)
     assert grid is not None, "prompts without output KL are not offered"
-    names = {str(place.position): _name(grid, j) for j, place in enumerate(grid.places)}
-    worst = grid.worst_cell()
-    default = str(grid.places[worst[1] if worst else 0].position)
-    left, right = st.columns([5, 6], gap="medium")
+    at = grid.column(focus.token) or 0
+    left, right = st.columns([4, 7], gap="medium")
     with left:
-        position = pick("Token", "position", list(names), default, names.__getitem__)
-        at = list(names).index(position)
         st.html(prompt_text(grid, at))
     with right:
         st.html(top_caption(grid, at))
-        _top(url, result, candidate, grid.places[at])
+        _top(focus)
     left, right = st.columns([3, 2], gap="medium")
     with left:
-        _layers(result, candidate)
+        _layers(focus)
     with right:
-        page.section("Worst tokens", "Largest output KL of all prompts. A click opens the token.")
-        found = queries.worst_tokens(url, result.run_id, candidate.name, result.suite_hash)
-        st.html(worst_table(found, result.run_id, candidate.name))
+        _worst(focus)
+    run_downloads.matrices(focus)
 
 
-def _name(grid: TokenGrid, j: int) -> str:
-    place, value = grid.places[j], float(grid.values[0, j])
-    shown = text.NOT_MEASURED if grid.missing[0, j] else f"{text.number(value)} nats"
-    return f"{place.position} · {place.label(24)} · {shown}"
-
-
-def _top(url: str, result: RunResult, candidate: CandidateResult, place: TokenPlace) -> None:
-    key = (result.run_id, candidate.name, place.prompt, result.suite_hash)
-    found = queries.top_logits(url, *key)
+def _top(focus: Focus) -> None:
+    result = focus.result
+    key = (result.run_id, focus.candidate.name, focus.prompt, result.suite_hash)
+    found = queries.top_logits(focus.url, *key)
     first, values = found if found is not None else (0, np.zeros((5, 0, 0)))
-    at = place.position - first
+    at = focus.position - first
     if not 0 <= at < values.shape[1]:
         st.html(tag("p", "The top logits of this token are not stored.", class_="qw-soft"))
         return
-    st.html(top_tables(values[:, at], queries.token_texts(url, result)))
+    words = queries.token_texts(focus.url, result)
+    st.html(top_tables(values[:, at], words))
+    rows = top_rows(values[:, at])
+    name = f"{result.run_id}-{focus.candidate.name}-prompt{focus.prompt}-token{focus.position}"
+    run_downloads.csv("Top tokens, CSV", lambda: exports.top_csv(rows, words), f"{name}-top.csv")
 
 
-def _layers(result: RunResult, candidate: CandidateResult) -> None:
-    page.section("Layer table", f"Means of {candidate.name} unless the column says otherwise.")
-    rows = series.layer_rows(candidate)
+def _layers(focus: Focus) -> None:
+    page.section(
+        "Layer table", f"Means of {focus.candidate.name} unless the column says otherwise."
+    )
+    rows = layer_rows(focus.candidate)
     names = {"layer": "layer"} | COLUMNS
     by = pick("Sort by", "sort", list(names), "layer", names.__getitem__)
-    st.html(layer_table(worst_first(rows, by), series.outlier(result, candidate)))
-    name = f"{result.run_id}-{candidate.name}-layers.csv"
-    st.download_button("Download CSV", series.layer_csv(rows), name, "text/csv", on_click="ignore")
+    marked = series.outlier(focus.result, focus.candidate)
+    st.html(layer_table(worst_first(rows, by), marked, focus.layer))
+    name = f"{focus.result.run_id}-{focus.candidate.name}-layers.csv"
+    run_downloads.csv("Layer table, CSV", lambda: exports.layer_csv(rows), name)
+
+
+def _worst(focus: Focus) -> None:
+    page.section("Worst tokens", "Largest output KL of all prompts. A click opens the token.")
+    result, name = focus.result, focus.candidate.name
+    found = queries.worst_tokens(focus.url, result.run_id, name, result.suite_hash)
+    st.html(worst_table(found, result.run_id, name))
+    if found:
+        file = f"{result.run_id}-{name}-worst-tokens.csv"
+        run_downloads.csv("Worst tokens, CSV", lambda: exports.worst_csv(found), file)

@@ -17,7 +17,7 @@ from quantwatch_kernels.conformance.case import Ask, Made, OpCase, largest_error
 from quantwatch_kernels.registry import Fallback, fallbacks
 from quantwatch_kernels.testing import poison_empty
 
-__all__ = ["CaseResult", "Status", "run_case", "run_cases"]
+__all__ = ["CaseResult", "Status", "cells", "run_case", "run_cases"]
 
 Status = Literal["passed", "failed", "not applicable"]
 _QUICK_LAYOUTS = ("contiguous", "poisoned tail")
@@ -55,12 +55,13 @@ def run_cases(
     workspace.clear()
     for case in cases:
         for backend in case.op.backends:
-            for ask in _cells(case, device, quick):
+            for ask in cells(case, device, quick=quick):
                 yield run_case(case, backend, ask)
     workspace.clear()
 
 
-def _cells(case: OpCase, device: str, quick: bool) -> Iterator[Ask]:
+def cells(case: OpCase, device: str, *, quick: bool = False) -> Iterator[Ask]:
+    """Yield what a case is asked for: every shape, dtype and layout."""
     for shape in case.shapes:
         for dtype in case.dtypes:
             for layout in case.layouts:

@@ -5,6 +5,7 @@ no reason to refuse.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from quantwatch.domain import RunResult, Variant
 
@@ -17,11 +18,38 @@ _MEANING = {
     "fault_sha": "other faults are planted in the reference",
 }
 _SHORT = 12
+_NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """One digest that keeps two runs from being compared, and what that means."""
+
+    name: str
+    now: str
+    before: str
+    meaning: str
 
 
 def mismatches(run: RunResult, baseline: RunResult) -> tuple[str, ...]:
     """Return a sentence per digest that keeps two runs from being compared; empty if none does."""
-    return tuple(_differing(run, baseline))
+    return tuple(map(_sentence, differing(run, baseline)))
+
+
+def differing(run: RunResult, baseline: RunResult) -> Iterator[Mismatch]:
+    """Yield the digests that keep two runs from being compared, shortened."""
+    if run.suite_hash != baseline.suite_hash:
+        yield _mismatch("suite hash", run.suite_hash, baseline.suite_hash, "other prompts")
+    if run.num_prompts != baseline.num_prompts:
+        counts = str(run.num_prompts), str(baseline.num_prompts)
+        yield _mismatch("num_prompts", *counts, "another number of prompts is measured")
+    yield from _references(run.reference, baseline.reference)
+    if run.capture_sha != baseline.capture_sha:
+        meaning = "other positions, prompts or batches are measured"
+        yield _mismatch("capture_sha", run.capture_sha, baseline.capture_sha, meaning)
+    if run.metrics_version != baseline.metrics_version:
+        versions = str(run.metrics_version), str(baseline.metrics_version)
+        yield _mismatch("metrics_version", *versions, "the metrics are computed differently")
 
 
 def short(digest: str) -> str:
@@ -29,36 +57,24 @@ def short(digest: str) -> str:
     return digest[:_SHORT] or "–"
 
 
-def _differing(run: RunResult, baseline: RunResult) -> Iterator[str]:
-    if run.suite_hash != baseline.suite_hash:
-        yield _sentence("suite hash", run.suite_hash, baseline.suite_hash, "other prompts")
-    if run.num_prompts != baseline.num_prompts:
-        counts = str(run.num_prompts), str(baseline.num_prompts)
-        yield _sentence("num_prompts", *counts, "another number of prompts is measured")
-    yield from _references(run.reference, baseline.reference)
-    if run.capture_sha != baseline.capture_sha:
-        meaning = "other positions, prompts or batches are measured"
-        yield _sentence("capture_sha", run.capture_sha, baseline.capture_sha, meaning)
-    if run.metrics_version != baseline.metrics_version:
-        yield _sentence(
-            "metrics_version",
-            str(run.metrics_version),
-            str(baseline.metrics_version),
-            "the metrics are computed differently",
-        )
-
-
-def _references(now: Variant | None, before: Variant | None) -> Iterator[str]:
+def _references(now: Variant | None, before: Variant | None) -> Iterator[Mismatch]:
     if now is None or before is None:
         if now is not before:
-            which = "this run" if now is None else "the baseline"
-            yield f"reference: {which} has none, so it was never loaded"
+            known = _NONE if now is None else "", _NONE if before is None else ""
+            yield Mismatch("reference", *known, "it was never loaded")
         return
     for name, meaning in _MEANING.items():
         ours, theirs = getattr(now.fingerprint, name), getattr(before.fingerprint, name)
         if ours != theirs:
-            yield _sentence(f"reference {name}", ours, theirs, meaning)
+            yield _mismatch(f"reference {name}", ours, theirs, meaning)
 
 
-def _sentence(name: str, now: str, before: str, meaning: str) -> str:
-    return f"{name} {short(now)}, baseline {short(before)}: {meaning}"
+def _mismatch(name: str, now: str, before: str, meaning: str) -> Mismatch:
+    return Mismatch(name, short(now), short(before), meaning)
+
+
+def _sentence(found: Mismatch) -> str:
+    if found.name == "reference":
+        which = "this run" if found.now == _NONE else "the baseline"
+        return f"reference: {which} has none, so {found.meaning}"
+    return f"{found.name} {found.now}, baseline {found.before}: {found.meaning}"

@@ -4,6 +4,7 @@ import importlib
 import os
 import socket
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
@@ -18,19 +19,24 @@ LOOPBACK = "127.0.0.1"
 
 def dashboard(context: typer.Context, port: o.Port = 8501, address: o.Address = LOOPBACK) -> None:
     """Show runs and heatmaps in a browser until Ctrl-C."""
-    with Session.of(context).writer() as database:
+    session = Session.of(context)
+    with session.writer() as database:
         url = database.url
-    serve(url, port, address)
+    serve(url, port, address, session.find_config())
 
 
-def serve(url: str, port: int, address: str = LOOPBACK) -> NoReturn:
-    """Become the dashboard: signals reach it, and nothing of a run stays in memory."""
+def serve(url: str, port: int, address: str = LOOPBACK, config: Path | None = None) -> NoReturn:
+    """Become the dashboard: signals reach it, and nothing of a run stays in memory.
+
+    It reads from the configuration who may do what, and what a check measures.
+    """
     check_port(port, address)
     command = launcher().command(port, address)
     shown = "localhost" if address == LOOPBACK else address
     whisper(f"dashboard: http://{shown}:{port} (Ctrl-C ends it)")
     sys.stdout.flush()
-    os.execve(command[0], command, os.environ | {"QUANTWATCH_DATABASE_URL": url})
+    known = {} if config is None else {"QUANTWATCH_CONFIG": str(config.absolute())}
+    os.execve(command[0], command, os.environ | {"QUANTWATCH_DATABASE_URL": url} | known)
 
 
 def launcher() -> Any:

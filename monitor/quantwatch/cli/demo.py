@@ -42,7 +42,7 @@ def demo(context: typer.Context, dashboard: WithDashboard = True, port: o.Port =
     whisper("demo: " + ("not what was planted" if differing else "found what was planted"))
     if differing or not dashboard:
         raise typer.Exit(1 if differing else 0)
-    serve(session.database_url(), port)
+    serve(session.database_url(), port, config=session.find_config())
 
 
 def run_demo(session: Session) -> "RunResult":

@@ -17,6 +17,10 @@ Recipes = Annotated[
 Quick = Annotated[bool, typer.Option("--quick", help="A part of it, whose figures are as right.")]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads, pinned.")]
 Operator = Annotated[str | None, typer.Option("--op", help="Only this operator.")]
+Case = Annotated[
+    str | None,
+    typer.Option("--case", help="VARIANT/BACKEND/SHAPE/DTYPE/LAYOUT of a failure; not stored."),
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")]
 Rounds = Annotated[int, typer.Option(min=5, help="Interleaved rounds per shape.")]
 Seed = Annotated[int, typer.Option(help="Of the function-preserving rescale.")]
@@ -72,15 +76,16 @@ def bounds(
 
 @app.command("test")
 def conform(
-    context: typer.Context, *, op: Operator = None, device: Device = "cpu", quick: Quick = False,
-    threads: Threads = 1, store: o.Store = True, json: o.AsJson = False, out: Out = None,
+    context: typer.Context, *, op: Operator = None, case: Case = None, device: Device = "cpu",
+    quick: Quick = False, threads: Threads = 1, store: o.Store = True, json: o.AsJson = False,
+    out: Out = None,
 ) -> None:  # fmt: skip
     """Test every operator against its float64 twin; exits with 1 when a case fails."""
     from quantwatch.cli import laboratory as lab
 
     session = Session.of(context, json=json)
     lab.pin(threads)
-    lab.conform(session, lab.Grid(op, device, quick), store=store, out=out)
+    lab.conform(session, lab.Grid(op, device, quick, case), store=store, out=out)
 
 
 @app.command("bench")

@@ -23,6 +23,8 @@ class Grid(NamedTuple):
     operator: str | None
     device: str
     quick: bool
+    case: str | None = None
+    """One case by its name: it is not stored, so that it never stands for its operator."""
 
 
 def pin(threads: int) -> None:
@@ -78,16 +80,15 @@ def conform(session: Session, grid: Grid, *, store: bool, out: Path | None) -> N
 
     _check_out(out)
     batch, cases = run_conformance(
-        operator=grid.operator, device=grid.device, quick=grid.quick, tell=whisper
+        operator=grid.operator, case=grid.case, device=grid.device, quick=grid.quick, tell=whisper
     )
-    if store:
+    if store and grid.case is None:
         with session.writer() as database:
             insert_cases(database, batch, cases)
         whisper(f"stored as batch {batch.id}")
     deliver(session, summary(cases), out)
     for case in (case for case in cases if case.status == "failed"):
-        place = f"{case.operator} {case.variant} {case.backend} {case.shape} {case.dtype}"
-        whisper(f"failed: {place} {case.layout}: {case.message}")
+        whisper(f"failed: --op {case.operator} --case {case.name!r}: {case.message}")
     if batch.num_failed:
         raise typer.Exit(VIOLATED)
 

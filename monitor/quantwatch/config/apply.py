@@ -30,7 +30,7 @@ class Applied:
     endpoints: Mapping[str, Document | None] = field(default_factory=dict)
     """None: in use, but of its settings nothing is known."""
     settings: Mapping[str, Document] = field(default_factory=dict)
-    """Sections `service` and `retention`; the defaults where one is absent."""
+    """Sections `service`, `retention` and `dashboard`; the defaults where one is absent."""
     folders: Mapping[str, str] = field(default_factory=dict)
     """Where the relative paths of a check start."""
 
@@ -73,7 +73,12 @@ def settings_documents(config: Config) -> dict[str, dict[str, Any]]:
 
     Without `database`: that says which database a plan is compared with.
     """
-    sections = {"service": config.service, "retention": config.retention}
+    sections = {
+        "service": config.service,
+        "retention": config.retention,
+        # So that the audit knows who gave which role to whom.
+        "dashboard": config.dashboard,
+    }
     return {name: section.model_dump(mode="json") for name, section in sections.items()}
 
 

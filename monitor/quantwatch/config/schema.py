@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from quantwatch.config.base import MOST_THREADS, Name, Strict
+from quantwatch.config.dashboard import DashboardConfig, GrantsConfig
 from quantwatch.config.recipes import RecipeConfig
 from quantwatch.config.rules import RuleConfig, RuleOverride, Statistic
 from quantwatch.config.service import EndpointConfig, RetentionConfig, ServiceConfig
@@ -22,10 +23,12 @@ __all__ = [
     "CandidateConfig",
     "CheckConfig",
     "Config",
+    "DashboardConfig",
     "DatabaseConfig",
     "Dtype",
     "EndpointConfig",
     "FaultConfig",
+    "GrantsConfig",
     "Name",
     "RecipeConfig",
     "RetentionConfig",
@@ -158,6 +161,9 @@ class Config(Strict):
     )
     retention: RetentionConfig = Field(
         default=RetentionConfig(), description="How long results stay."
+    )
+    dashboard: DashboardConfig = Field(
+        default=DashboardConfig(), description="What those who sign in to the pages may do."
     )
 
     @model_validator(mode="after")

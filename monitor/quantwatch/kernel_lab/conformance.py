@@ -7,31 +7,47 @@ from datetime import UTC, datetime
 from quantwatch.errors import UserError
 from quantwatch.kernel_lab.tables.model import Cell, Column, Table
 from quantwatch.models.opening import check_device
-from quantwatch.store.kernels import KernelBatch, KernelCase, Kind
+from quantwatch.store.kernels import KernelBatch, KernelCase, Kind, case_name
 from quantwatch.telemetry import environment, new_run_id
 from quantwatch_kernels.conformance.case import OpCase
 from quantwatch_kernels.conformance.cases import all_cases
-from quantwatch_kernels.conformance.run import CaseResult, run_cases
+from quantwatch_kernels.conformance.run import CaseResult, cells, run_case, run_cases
 
 
 def run_conformance(
     *,
     operator: str | None = None,
+    case: str | None = None,
     device: str = "cpu",
     quick: bool = False,
     tell: Callable[[str], None] = lambda _line: None,
 ) -> tuple[KernelBatch, list[KernelCase]]:
-    """Run every case (of one operator) and return the batch with its rows.
+    """Run every case (of one operator), or the one that is named, and return the batch.
 
-    Raises UserError for an operator that has no case, ModelError for a device that isn't there.
+    Raises UserError for an operator or a case that isn't there, ModelError for such a device.
     """
     check_device(device)
     started = datetime.now(UTC)
-    cases: list[KernelCase] = []
-    for case in _chosen(operator):
-        tell(f"{case.op.name} {case.variant}".rstrip())
-        cases += [_stored(found) for found in run_cases([case], device=device, quick=quick)]
+    if case is not None:
+        cases = [_one(operator, case, device)]
+        return batch_of("test", device, started, cases), cases
+    cases = []
+    for each in _chosen(operator):
+        tell(f"{each.op.name} {each.variant}".rstrip())
+        cases += [_stored(found) for found in run_cases([each], device=device, quick=quick)]
     return batch_of("test", device, started, cases), cases
+
+
+def _one(operator: str | None, name: str, device: str) -> KernelCase:
+    """Run the case of a name, which a failure's line and the dashboard show."""
+    for case in _chosen(operator):
+        for backend in case.op.backends:
+            for ask in cells(case, device):
+                dtype = str(ask.dtype).removeprefix("torch.")
+                if case_name(case.variant, backend, ask.shape, dtype, ask.layout) == name:
+                    return _stored(run_case(case, backend, ask))
+    of = "" if operator is None else f" of {operator}"
+    raise UserError(f"no case{of} is called {name!r}; it is VARIANT/BACKEND/SHAPE/DTYPE/LAYOUT")
 
 
 def _chosen(operator: str | None) -> list[OpCase]:

@@ -51,7 +51,7 @@ _SPECS = (
     MetricSpec("sqnr_db", "SQNR", "dB", "higher", float("inf"), "20·log10(‖h‖ ÷ ‖h − h'‖); +∞ means equal and passes", "tap"),
     MetricSpec("cosine", "Cosine", "1", "higher", 1.0, "h·h' ÷ (‖h‖·‖h'‖)", "tap"),
     MetricSpec("max_abs", "Largest magnitude", "1", "neutral", 0.0, "max |h'|", "tap", True),
-    MetricSpec("headroom_bits", "Headroom", "bits", "higher", float("inf"), "log2(largest finite value of the candidate's dtype ÷ max |h'|)", "tap"),
+    MetricSpec("headroom_bits", "Headroom", "bits", "higher", float("inf"), "log2(largest finite value of the candidate's dtype ÷ max |h'|)", "tap", token_block=True),
     MetricSpec("feature_kl", "Feature KL", "nats", "lower", 0.0, "KL(softmax(h) ‖ softmax(h')) over the hidden axis; kept for parity with the articles, saturates on huge channels", "tap", True),
     MetricSpec("isolated_error", "Isolated error", "1", "lower", 0.0, "‖f − f'‖ ÷ ‖update‖ with the reference's input; update = f − input for a layer, f for everything else", "isolated", True),
 )  # fmt: skip

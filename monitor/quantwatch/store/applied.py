@@ -68,7 +68,7 @@ def applied_endpoints(session: Session) -> dict[str, Json | None]:
 
 
 def applied_settings(session: Session) -> dict[str, Json]:
-    """Return all that was applied besides checks: `service`, `retention`, `endpoint:` names."""
+    """Return all that was applied besides checks: sections by name, and `endpoint:NAME`."""
     rows = session.execute(select(AppliedSettingsRow.name, AppliedSettingsRow.document))
     return {row.name: row.document for row in rows}
 

@@ -41,7 +41,9 @@ class Delivery:
     """Of the last attempt."""
 
 
-def list_deliveries(db: Database, *, state: str | None = None, limit: int = 50) -> list[Delivery]:
+def list_deliveries(
+    db: Database, *, state: str | None = None, endpoint: str | None = None, limit: int = 50
+) -> list[Delivery]:
     """Return deliveries, newest first. Raises UserError on an unknown state."""
     if state is not None and state not in STATES:
         raise UserError(f"There is no state {state!r}; allowed: {', '.join(STATES)}.")
@@ -53,6 +55,8 @@ def list_deliveries(db: Database, *, state: str | None = None, limit: int = 50) 
     )
     if state is not None:
         query = query.where(DeliveryRow.state == state)
+    if endpoint is not None:
+        query = query.where(to_endpoint(endpoint))
     with db.reader() as session:
         return [_delivery(*row) for row in session.execute(query)]
 

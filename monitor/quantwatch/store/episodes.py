@@ -191,7 +191,7 @@ def list_episodes(session: Session, alert_id: int, limit: int = 50) -> list[Epis
         .limit(limit)
         .execution_options(populate_existing=True)
     )
-    return [_episode(row) for row in rows]
+    return [as_record(row) for row in rows]
 
 
 def _by_key(session: Session, check_id: int) -> dict[tuple[str, str], StoredAlert]:
@@ -216,13 +216,14 @@ def _read(session: Session, query: Select[*tuple[Any, ...]]) -> list[StoredAlert
         StoredAlert(
             **{name: getattr(row, name) for name in own},
             check=check,
-            episode=None if episode is None else _episode(episode),
+            episode=None if episode is None else as_record(episode),
         )
         for row, check, episode in session.execute(query)
     ]
 
 
-def _episode(row: EpisodeRow) -> Episode:
+def as_record(row: EpisodeRow) -> Episode:
+    """Return an episode as a record without its session."""
     values = {name: getattr(row, name) for name in Episode.__slots__}
     return Episode(**{**values, "told": tuple(row.told)})
 

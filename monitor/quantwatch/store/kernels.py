@@ -37,6 +37,16 @@ class KernelCase:
     message: str
     fallbacks: tuple[tuple[str, str, int], ...]
 
+    @property
+    def name(self) -> str:
+        """What `kernels test --case` calls it, within its operator."""
+        return case_name(self.variant, self.backend, self.shape, self.dtype, self.layout)
+
+
+def case_name(variant: str, backend: str, shape: Sequence[int], dtype: str, layout: str) -> str:
+    """Return what a case is called within its operator: ``int4-g64/aten/16x64x576/bfloat16/…``."""
+    return "/".join((variant, backend, "x".join(map(str, shape)), dtype, layout))
+
 
 @dataclass(frozen=True, slots=True)
 class KernelSpeed:
@@ -95,7 +105,7 @@ def cases_of(db: Database, batch_id: str) -> list[KernelCase]:
     with db.reader() as session:
         _require(session, batch_id)
         query = select(KernelCaseRow).where(KernelCaseRow.batch_id == batch_id)
-        return [_case(row) for row in session.scalars(query.order_by(KernelCaseRow.idx))]
+        return [case_of(row) for row in session.scalars(query.order_by(KernelCaseRow.idx))]
 
 
 def speeds_of(db: Database, batch_id: str) -> list[KernelSpeed]:
@@ -154,7 +164,8 @@ def _case_values(case: KernelCase) -> dict[str, Any]:
     return values
 
 
-def _case(row: KernelCaseRow) -> KernelCase:
+def case_of(row: KernelCaseRow) -> KernelCase:
+    """Return a case as it was stored."""
     plain = {"operator", "backend", "variant", "dtype", "layout", "status", "tolerance", "message"}
     return KernelCase(
         **{name: getattr(row, name) for name in plain},

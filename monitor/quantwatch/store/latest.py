@@ -4,6 +4,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from quantwatch.domain import RunStatus
+from quantwatch.store.recent import note_point, verdict_since
 from quantwatch.store.tables import LatestRunRow, RunRow
 
 
@@ -20,8 +21,19 @@ def note_ended(session: Session, check_id: int, run_id: str, status: RunStatus) 
         session.add(latest)
     latest.run_id = _newer(session, latest.run_id, run_id)
     if status is RunStatus.SUCCEEDED:
-        latest.succeeded_run_id = _newer(session, latest.succeeded_run_id, run_id)
+        _note_success(session, latest, run_id)
     session.flush()
+    note_point(session, check_id, run_id)
+
+
+def _note_success(session: Session, latest: LatestRunRow, run_id: str) -> None:
+    before = latest.succeeded_run_id
+    latest.succeeded_run_id = _newer(session, before, run_id)
+    if before is not None and latest.succeeded_run_id == run_id:
+        verdicts = select(RunRow.verdict).where(RunRow.id.in_({before, run_id})).distinct()
+        if len(session.scalars(verdicts).all()) == 1:
+            return
+    latest.verdict_since = verdict_since(session, latest.check_id, latest.succeeded_run_id)
 
 
 def _newer(session: Session, known: str | None, run_id: str) -> str:

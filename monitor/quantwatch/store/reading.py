@@ -42,9 +42,36 @@ _COLUMNS = (*COUNTS, *STATISTICS, "max_prompt", "max_position", "method")
 
 def read_result(session: Session, run_id: str) -> RunResult | None:
     """Return a run's result, None when there is no such run. Only the header before it ended."""
-    found = session.execute(_header(run_id)).first()
-    if found is None:
-        return None
+    return read_results(session, [run_id]).get(run_id)
+
+
+def read_results(
+    session: Session, run_ids: Sequence[str], *, metric: str | None = None
+) -> dict[str, RunResult]:
+    """Return several runs' results by id; those that are not there are left out.
+
+    With `metric`, of all measurements and noise floors only that metric's are read.
+    """
+    rows = session.execute(_header(run_ids)).all()
+    candidates = _candidates(session, run_ids, metric)
+    alerts, floors = _alerts(session, run_ids), _noise_floor(session, run_ids, metric)
+    return {
+        row[0].id: _result(
+            row,
+            tuple(candidates.get(row[0].id, ())),
+            tuple(alerts.get(row[0].id, ())),
+            floors.get(row[0].id, {}),
+        )
+        for row in rows
+    }
+
+
+def _result(
+    found: Any,
+    candidates: tuple[CandidateResult, ...],
+    alerts: tuple[Alert, ...],
+    noise_floor: dict[tuple[str, str], float],
+) -> RunResult:
     run, check, suite_hash, environment, reference = found
     return RunResult(
         run_id=run.id,
@@ -62,9 +89,9 @@ def read_result(session: Session, run_id: str) -> RunResult | None:
         metrics_version=run.metrics_version,
         environment=environment or {},
         config=run.config,
-        candidates=_candidates(session, run_id),
-        alerts=_alerts(session, run_id),
-        noise_floor=_noise_floor(session, run_id),
+        candidates=candidates,
+        alerts=alerts,
+        noise_floor=noise_floor,
         timings_s=run.timings_s,
         baseline_run_id=run.baseline_run_id,
         baseline_mismatch=tuple(run.baseline_mismatch),
@@ -73,45 +100,56 @@ def read_result(session: Session, run_id: str) -> RunResult | None:
     )
 
 
-def _header(run_id: str) -> Select[*tuple[Any, ...]]:
+def _header(run_ids: Sequence[str]) -> Select[*tuple[Any, ...]]:
     return (
         select(RunRow, CheckRow.name, SuiteRow.hash, EnvironmentRow.details, VariantRow)
         .join(CheckRow, CheckRow.id == RunRow.check_id)
         .outerjoin(SuiteRow, SuiteRow.id == RunRow.suite_id)
         .outerjoin(EnvironmentRow, EnvironmentRow.id == RunRow.environment_id)
         .outerjoin(VariantRow, VariantRow.id == RunRow.reference_variant_id)
-        .where(RunRow.id == run_id)
+        .where(RunRow.id.in_(list(run_ids)))
     )
 
 
-def _candidates(session: Session, run_id: str) -> tuple[CandidateResult, ...]:
+def _candidates(
+    session: Session, run_ids: Sequence[str], metric: str | None
+) -> dict[str, list[CandidateResult]]:
     rows = session.execute(
         select(RunCandidateRow, VariantRow)
         .outerjoin(VariantRow, VariantRow.id == RunCandidateRow.variant_id)
-        .where(RunCandidateRow.run_id == run_id)
-        .order_by(RunCandidateRow.idx)
+        .where(RunCandidateRow.run_id.in_(list(run_ids)))
+        .order_by(RunCandidateRow.run_id, RunCandidateRow.idx)
     ).all()
-    measured = _measurements(session, [row.id for row, _ in rows])
-    return tuple(
-        CandidateResult(
-            name=row.name,
-            variant=_variant(row.variant_details, variant),
-            verdict=_verdict(row.verdict),
-            measurements=tuple(measured.get(row.id, ())),
-            culprit=_culprit(row.culprit),
-            first_nonfinite=row.first_nonfinite and NonFinite(**row.first_nonfinite),
-            bit_equal=row.bit_equal,
-            failure=row.failure,
-            baseline_differences=tuple(row.baseline_differences),
-        )
-        for row, variant in rows
+    measured = _measurements(session, [row.id for row, _ in rows], metric)
+    found: dict[str, list[CandidateResult]] = {}
+    for row, variant in rows:
+        candidate = _candidate(row, variant, tuple(measured.get(row.id, ())))
+        found.setdefault(row.run_id, []).append(candidate)
+    return found
+
+
+def _candidate(
+    row: RunCandidateRow, variant: VariantRow | None, measured: tuple[Measurement, ...]
+) -> CandidateResult:
+    return CandidateResult(
+        name=row.name,
+        variant=_variant(row.variant_details, variant),
+        verdict=_verdict(row.verdict),
+        measurements=measured,
+        culprit=_culprit(row.culprit),
+        first_nonfinite=row.first_nonfinite and NonFinite(**row.first_nonfinite),
+        bit_equal=row.bit_equal,
+        failure=row.failure,
+        baseline_differences=tuple(row.baseline_differences),
     )
 
 
-def _measurements(session: Session, ids: Sequence[int]) -> dict[int, list[Measurement]]:
+def _measurements(
+    session: Session, ids: Sequence[int], metric: str | None
+) -> dict[int, list[Measurement]]:
     # Columns instead of entities: thousands of rows a run, and a page waits for them.
     columns = [getattr(MeasurementRow, name) for name in _COLUMNS]
-    rows = session.execute(
+    query = (
         select(MeasurementRow.run_candidate_id, MeasurementRow.kinds, *columns)
         .add_columns(MetricRow.slug, ScopeRow.name)
         .join(MetricRow, MetricRow.id == MeasurementRow.metric_id)
@@ -119,51 +157,66 @@ def _measurements(session: Session, ids: Sequence[int]) -> dict[int, list[Measur
         .where(MeasurementRow.run_candidate_id.in_(ids))
         .order_by(MeasurementRow.run_candidate_id, MeasurementRow.idx)
     )
+    if metric is not None:
+        query = query.where(MetricRow.slug == metric)
     found: dict[int, list[Measurement]] = {}
-    for candidate_id, kinds, *values, metric, scope in rows:
+    for candidate_id, kinds, *values, slug, scope in session.execute(query):
         fields = dict(zip(_COLUMNS, values, strict=True))
         if kinds is not None:
             fields |= {name: from_kind(None, kind) for name, kind in kinds.items()}
-        row = Measurement(metric=metric, scope=Scope(scope), **fields)
+        row = Measurement(metric=slug, scope=Scope(scope), **fields)
         found.setdefault(candidate_id, []).append(row)
     return found
 
 
-def _alerts(session: Session, run_id: str) -> tuple[Alert, ...]:
+def _alerts(session: Session, run_ids: Sequence[str]) -> dict[str, list[Alert]]:
     rows = session.execute(
         select(AlertScopeRow, AlertRow, MetricRow.slug, ScopeRow.name)
         .join(AlertRow, AlertRow.id == AlertScopeRow.alert_id)
         .join(MetricRow, MetricRow.id == AlertScopeRow.metric_id)
         .join(ScopeRow, ScopeRow.id == AlertScopeRow.scope_id)
-        .where(AlertScopeRow.run_id == run_id)
-        .order_by(AlertScopeRow.idx)
+        .where(AlertScopeRow.run_id.in_(list(run_ids)))
+        .order_by(AlertScopeRow.run_id, AlertScopeRow.idx)
     )
-    return tuple(
-        Alert(
-            rule=alert.rule,
-            candidate=alert.candidate,
-            metric=metric,
-            statistic=row.statistic,
-            scope=Scope(scope),
-            value=row.value if row.value_kind == FINITE else None,
-            value_kind=row.value_kind,
-            threshold=row.threshold,
-            severity=Severity(row.severity),
-            words=row.words,
-        )
-        for row, alert, metric, scope in rows
+    found: dict[str, list[Alert]] = {}
+    for row, alert, metric, scope in rows:
+        found.setdefault(row.run_id, []).append(_alert(row, alert, metric, scope))
+    return found
+
+
+def _alert(row: AlertScopeRow, alert: AlertRow, metric: str, scope: str) -> Alert:
+    return Alert(
+        rule=alert.rule,
+        candidate=alert.candidate,
+        metric=metric,
+        statistic=row.statistic,
+        scope=Scope(scope),
+        value=row.value if row.value_kind == FINITE else None,
+        value_kind=row.value_kind,
+        threshold=row.threshold,
+        severity=Severity(row.severity),
+        words=row.words,
     )
 
 
-def _noise_floor(session: Session, run_id: str) -> dict[tuple[str, str], float]:
-    rows = session.execute(
-        select(MetricRow.slug, ScopeRow.name, NoiseFloorRow.value, NoiseFloorRow.kind)
-        .join(MetricRow, MetricRow.id == NoiseFloorRow.metric_id)
-        .join(ScopeRow, ScopeRow.id == NoiseFloorRow.scope_id)
-        .where(NoiseFloorRow.run_id == run_id)
+def _noise_floor(
+    session: Session, run_ids: Sequence[str], metric: str | None
+) -> dict[str, dict[tuple[str, str], float]]:
+    row = NoiseFloorRow
+    query = (
+        select(row.run_id, MetricRow.slug, ScopeRow.name, row.value, row.kind)
+        .join(MetricRow, MetricRow.id == row.metric_id)
+        .join(ScopeRow, ScopeRow.id == row.scope_id)
+        .where(row.run_id.in_(list(run_ids)))
     )
-    floors = {(metric, scope): from_kind(value, kind) for metric, scope, value, kind in rows}
-    return {key: value for key, value in floors.items() if value is not None}
+    if metric is not None:
+        query = query.where(MetricRow.slug == metric)
+    found: dict[str, dict[tuple[str, str], float]] = {}
+    for run_id, slug, scope, value, kind in session.execute(query):
+        number = from_kind(value, kind)
+        if number is not None:
+            found.setdefault(run_id, {})[slug, scope] = number
+    return found
 
 
 def _variant(details: Any, row: VariantRow | None) -> Variant | None:

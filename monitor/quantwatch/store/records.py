@@ -36,6 +36,10 @@ class SeriesPoint:
     value: float | None
     kind: str
     verdict: Verdict | None
+    se: float | None = None
+    """Standard error of the mean."""
+    floor: float | None = None
+    """Noise floor of the metric at that scope, in that run."""
 
 
 @dataclass(frozen=True, slots=True)

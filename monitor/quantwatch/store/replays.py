@@ -52,10 +52,13 @@ def replay(db: Database, event_id: str, actor: str, *, again: bool = False) -> i
     return found.waiting
 
 
-def replay_dead(db: Database, since: datetime | timedelta, actor: str) -> Replayed:
+def replay_dead(
+    db: Database, since: datetime | timedelta, actor: str, *, endpoint: str | None = None
+) -> Replayed:
     """Tell everything again that became a dead letter since then, or for so long.
 
-    A digest is not told again but what it carried; nor is what is over, where its end was told.
+    Of one endpoint, or of all. A digest is not told again but what it carried; nor is what is over,
+    where its end was told.
     Raises UserError when a receiver is disabled.
     """
     digests = select(EventRow.id).where(EventRow.type == DIGEST)
@@ -67,10 +70,22 @@ def replay_dead(db: Database, since: datetime | timedelta, actor: str) -> Replay
             DeliveryRow.ended_at >= start,
             DeliveryRow.event_id.not_in(digests),
         )
+        if endpoint is not None:
+            dead = and_(dead, DeliveryRow.endpoint == endpoint)
         found = _revive(session, dead)
         told = {"since": start.isoformat(), "deliveries": found.waiting, "over": found.over}
-        audit.note(session, actor, "delivery.replay", "dead letters", None, told)
+        whose = {} if endpoint is None else {"endpoint": endpoint}
+        audit.note(session, actor, "delivery.replay", "dead letters", None, told | whose)
     return found
+
+
+def waits(db: Database, event_id: str, *, again: bool = False) -> bool:
+    """Say whether an event is on its way already, and `replay` would find nothing to tell."""
+    with db.reader() as session:
+        query = select(DeliveryRow.state).where(DeliveryRow.event_id == event_id)
+        states = set(session.scalars(query))
+    told = {"dead", "delivered"} if again else {"dead"}
+    return not states & told and bool(states & {"pending", "sending", "retry_wait", "grouped"})
 
 
 def _revive(session: Session, condition: ColumnElement[bool], *, again: bool = False) -> Replayed:

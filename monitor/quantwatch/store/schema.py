@@ -6,7 +6,7 @@ from sqlalchemy import Connection, inspect, text
 
 from quantwatch.errors import StoreError
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
 """Every migration, oldest first. A test holds this equal to the files in migrations/versions."""
 
 SchemaState = Literal["current", "behind", "ahead", "empty"]

@@ -74,6 +74,12 @@ def active_silences(session: Session) -> list[StoredSilence]:
     return [_record(row) for row in rows]
 
 
+def has_ended(session: Session, silence_id: int) -> bool:
+    """Say whether there is a silence of that id and it holds no longer."""
+    ends_at = session.scalar(select(SilenceRow.ends_at).where(SilenceRow.id == silence_id))
+    return ends_at is not None and ends_at <= clock.now(session)
+
+
 def _record(row: SilenceRow) -> StoredSilence:
     return StoredSilence(
         **{name: getattr(row, name) for name in StoredSilence.__slots__},

@@ -88,7 +88,7 @@ def read_sizes(db: Database, config: RetentionConfig) -> Sizes:
         tiers = tuple(_tiers(session, tables))
         history = _history(session, clock.now(session))
         flows = () if history is None else tuple(_flows(session, tiers, history, config))
-        total, reusable = _total(session), _reusable(session)
+        total, reusable = total_bytes(session), _reusable(session)
     found = disk.free_bytes(db)
     return Sizes(tables, tiers, total, reusable, None if found is None else found[0], flows)
 
@@ -188,7 +188,8 @@ def _postgres_bytes(session: Session, _db: Database) -> dict[str, int]:
     return {name: int(size) for name, size in session.execute(text(query))}
 
 
-def _total(session: Session) -> int:
+def total_bytes(session: Session) -> int:
+    """Return how large the database is, without reading it."""
     if session.get_bind().dialect.name == "postgresql":
         query = "SELECT pg_database_size(current_database())"
         return int(session.execute(text(query)).scalar_one())

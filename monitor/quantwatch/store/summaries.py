@@ -1,8 +1,9 @@
 """Lists of runs and series over runs: what overview pages and `runs list` show."""
 
+from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Select, and_, select
+from sqlalchemy import ColumnElement, Select, and_, select
 from sqlalchemy.orm import Session
 
 from quantwatch.domain import RunStatus, Verdict
@@ -14,6 +15,7 @@ from quantwatch.store.tables import (
     LatestRunRow,
     MeasurementRow,
     MetricRow,
+    NoiseFloorRow,
     RunCandidateRow,
     RunRow,
     ScopeRow,
@@ -43,6 +45,26 @@ def latest_by_check(db: Database) -> list[RunSummary]:
     query = _headers().join(LatestRunRow, LatestRunRow.run_id == RunRow.id).order_by(CheckRow.name)
     with db.reader() as session:
         return _summaries(session, query)
+
+
+def summaries_by_id(session: Session, run_ids: Collection[str]) -> dict[str, RunSummary]:
+    """Return runs in any state by their id; those that are not there are left out."""
+    query = _headers().where(RunRow.id.in_(sorted(run_ids)))
+    return {run.run_id: run for run in _summaries(session, query)}
+
+
+def measured_places(db: Database, run_id: str) -> list[tuple[str, str]]:
+    """Return the (metric, scope) that any candidate of a run was measured at, in their order."""
+    query = (
+        select(MetricRow.slug, ScopeRow.name)
+        .join(MeasurementRow, MeasurementRow.metric_id == MetricRow.id)
+        .join(ScopeRow, ScopeRow.id == MeasurementRow.scope_id)
+        .join(RunCandidateRow, RunCandidateRow.id == MeasurementRow.run_candidate_id)
+        .where(RunCandidateRow.run_id == run_id)
+        .order_by(RunCandidateRow.idx, MeasurementRow.idx)
+    )
+    with db.reader() as session:
+        return list(dict.fromkeys((row[0], row[1]) for row in session.execute(query)))
 
 
 def get_series(
@@ -78,25 +100,31 @@ def _series(check: str, statistic: str, ids: tuple[int, int], limit: int) -> Que
         .limit(limit)
         .subquery()
     )
-    measured = and_(
-        MeasurementRow.run_candidate_id == RunCandidateRow.id,
-        MeasurementRow.metric_id == ids[0],
-        MeasurementRow.scope_id == ids[1],
+    row = MeasurementRow
+    columns = (
+        recent.c.id.label("run_id"),
+        recent.c.started_at,
+        RunCandidateRow.name.label("candidate"),
+        RunCandidateRow.verdict,
+        getattr(row, statistic).label("value"),
+        row.kinds,
+        row.se.label("se"),
+        NoiseFloorRow.value.label("floor"),
+        *(getattr(row, name) for name in _NONFINITE),
     )
+    measured = row.run_candidate_id == RunCandidateRow.id
+    floor = NoiseFloorRow.run_id == recent.c.id
     return (
-        select(
-            recent.c.id.label("run_id"),
-            recent.c.started_at,
-            RunCandidateRow.name.label("candidate"),
-            RunCandidateRow.verdict,
-            getattr(MeasurementRow, statistic).label("value"),
-            MeasurementRow.kinds,
-            *(getattr(MeasurementRow, name) for name in _NONFINITE),
-        )
+        select(*columns)
         .join_from(recent, RunCandidateRow, RunCandidateRow.run_id == recent.c.id)
-        .outerjoin(MeasurementRow, measured)
+        .outerjoin(row, and_(measured, _is_at(row, ids)))
+        .outerjoin(NoiseFloorRow, and_(floor, _is_at(NoiseFloorRow, ids)))
         .order_by(recent.c.started_at, recent.c.id, RunCandidateRow.idx)
     )
+
+
+def _is_at(row: type[MeasurementRow | NoiseFloorRow], ids: tuple[int, int]) -> ColumnElement[bool]:
+    return and_(row.metric_id == ids[0], row.scope_id == ids[1])
 
 
 def _point(row: Any, statistic: str) -> SeriesPoint:
@@ -108,6 +136,8 @@ def _point(row: Any, statistic: str) -> SeriesPoint:
         value=row["value"],
         kind=kind,
         verdict=_verdict(row["verdict"]),
+        se=row["se"],
+        floor=row["floor"],
     )
 
 

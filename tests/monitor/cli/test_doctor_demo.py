@@ -176,6 +176,24 @@ def test_dashboard_starts_streamlit_on_the_chosen_database(
     assert "dashboard: http://localhost:18999" in outcome.err
 
 
+def test_dashboard_reads_the_chosen_configuration(
+    run: Run, monkeypatch: pytest.MonkeyPatch, place: Path
+) -> None:
+    """Catches roles and checks of another file than the one that was named, or of none."""
+    known: list[str] = []
+
+    def start(path: str, command: list[str], env: dict[str, str]) -> Any:
+        known.append(env["QUANTWATCH_CONFIG"])
+        raise SystemExit(0)  # execve never returns
+
+    monkeypatch.setattr(os, "execve", start)
+    (place / "mine.toml").write_text("schema_version = 1\n")
+    url = f"sqlite:///{place}/mine.db"
+    for words in (("--config", "mine.toml"), ("--config", str(place / "mine.toml"))):
+        assert run(*words, "--database", url, "dashboard", "--port", "18999").code == 0
+    assert known == [str(place / "mine.toml")] * 2
+
+
 @pytest.mark.parametrize("words", [("dashboard",), ("demo",)], ids=" ".join)
 def test_taken_port_is_said_first(run: Run, fake: Any, words: tuple[str, ...]) -> None:
     """A demo that measures for minutes and then can't show anything is a bad demo."""

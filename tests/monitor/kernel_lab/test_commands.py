@@ -68,11 +68,25 @@ def test_a_failing_operator(
     monkeypatch.setattr(conformance, "all_cases", lambda: (case,))
     done = Outcome(capfd, "--database", url, "kernels", "test")
     assert done.code == 1
-    assert "failed: halver  wrong (3, 4) float32 contiguous: wrong is off by" in done.err
+    assert "failed: --op halver --case '/wrong/3x4/float32/contiguous': wrong is off by" in done.err
     database = open_database(url)
     [batch] = kernels.list_batches(database, "test")
     database.close()
     assert batch.num_failed > 0
+
+
+def test_one_case_by_its_name(url: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Catches a name that repeats another case, and a lone case that stands for its operator."""
+    words = ["--database", url, "kernels", "test", "--op", ISOLATED.name, "--json", "--case"]
+    done = Outcome(capfd, *words, "/aten/7x33/bfloat16/strided")
+    unknown = Outcome(capfd, *words, "/aten/7x34/bfloat16/strided")
+
+    assert unknown.code == 2
+    assert "VARIANT/BACKEND/SHAPE/DTYPE/LAYOUT" in unknown.err
+    assert done.code == 0, done.err
+    [row] = json.loads(done.out)["rows"]
+    assert (row["backend"], row["passed"]) == ("aten", 1)
+    assert not Path("q.db").exists()
 
 
 def test_an_unknown_operator(url: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,13 @@ from quantwatch.store.tables.identity import (
 )
 from quantwatch.store.tables.kernels import KernelBatchRow, KernelCaseRow, KernelSpeedRow
 from quantwatch.store.tables.results import BlockRow, MeasurementRow, NoiseFloorRow
-from quantwatch.store.tables.runs import LatestRunRow, RunAttemptRow, RunCandidateRow, RunRow
+from quantwatch.store.tables.runs import (
+    LatestRunRow,
+    RecentPointRow,
+    RunAttemptRow,
+    RunCandidateRow,
+    RunRow,
+)
 from quantwatch.store.tables.schedules import (
     AppliedSettingsRow,
     AuditRow,
@@ -60,6 +66,7 @@ __all__ = [
     "MeasurementRow",
     "MetricRow",
     "NoiseFloorRow",
+    "RecentPointRow",
     "RuleEvaluationRow",
     "RunAttemptRow",
     "RunCandidateRow",

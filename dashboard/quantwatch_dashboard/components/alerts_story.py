@@ -1,0 +1,164 @@
+"""One episode: its card, its timeline, where it was found."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, tzinfo
+from typing import Any
+
+from quantwatch.domain import Severity, Verdict
+from quantwatch_dashboard import text
+from quantwatch_dashboard.components.alerts_table import (
+    number_against,
+    severity_of,
+    state_badge,
+    who_knows,
+)
+from quantwatch_dashboard.components.checks import moment
+from quantwatch_dashboard.components.markup import Html, join, link, table, tag
+from quantwatch_dashboard.components.verdict import severity_badge, tone
+from quantwatch_dashboard.episode_story import Moment, value_of
+from quantwatch_dashboard.episodes import Shown
+from quantwatch_dashboard.series import place_key
+
+_ICONS = {
+    "opened": "○", "fired": "●", "told": "✉", "acked": "✓", "silenced": "–", "unsilenced": "♪",
+    "recovering": "↘", "again": "●", "missing": "?", "ended": "■",
+}  # fmt: skip
+_STATES = {
+    "pending": "waits", "retry_wait": "waits for another try", "sending": "is being sent",
+    "grouped": "goes with a digest", "delivered": "delivered", "dead": "dead letter",
+    "suppressed": "not sent: it was over", "cancelled": "cancelled",
+}  # fmt: skip
+_BAD = ("dead",)
+
+
+def card(one: Shown, now: datetime, zone: tzinfo) -> Html:
+    """Return what it is, how bad, since when, and who knows."""
+    critical = severity_of(one) is Severity.CRITICAL
+    worst = Verdict.REGRESSION if critical else Verdict.WARN
+    evidence = one.listed.episode.evidence
+    head = tag("div", severity_badge(severity_of(one)), " ", state_badge(one), _flaps(one))
+    what = tag("div", evidence.get("words") or one.listed.rule, class_="qw-what qw-what-small")
+    knows = tag("div", tag("b", "Who knows"), who_knows(one, now, zone), class_="qw-knows")
+    why = [
+        tag("p", evidence[key], class_="qw-words")
+        for key in ("culprit", "drift")
+        if evidence.get(key)
+    ]
+    facts = tag("dl", *_facts(one, now, zone))
+    shade = tone(worst if one.is_open else None)
+    return tag("div", tag("div", head, what, *why, knows), facts, class_=f"qw-hero {shade}")
+
+
+def _flaps(one: Shown) -> Html:
+    words = "It fires again and again, so it has to stay away for longer before it ends."
+    return (
+        tag("span", "flapping", class_="qw-chip qw-wait", title=words)
+        if one.is_flapping
+        else Html("")
+    )
+
+
+def _facts(one: Shown, now: datetime, zone: tzinfo) -> Iterable[Html]:
+    episode, evidence = one.listed.episode, one.listed.episode.evidence
+    pairs: list[tuple[str, object]] = [
+        ("check", link(one.listed.check, "check", check=one.listed.check)),
+        ("candidate", one.listed.candidate or "– (the check itself)"),
+        ("value", number_against(value_of(one.listed), evidence.get("threshold"))),
+        ("peak", _peak(one)),
+        ("opened", moment(episode.opened_at, now, zone)),
+        ("runs", str(episode.num_runs)),
+        ("first run", run_link(episode.first_run_id)),
+        ("last run", run_link(episode.last_run_id)),
+        ("baseline", run_link(evidence.get("baseline"))),
+        ("alert", f"number {one.listed.alert_id}"),
+    ]
+    return (part for key, value in pairs for part in (tag("dt", key), tag("dd", value)))
+
+
+def _peak(one: Shown) -> str:
+    episode = one.listed.episode
+    peak = text.plain_kind(episode.peak_value, episode.peak_kind)
+    return "–" if peak is None else text.number(peak)
+
+
+def run_link(run_id: object) -> object:
+    """Return a link to a run, a dash without one."""
+    return link(f"…{str(run_id)[-8:]}", "run", run=str(run_id)) if run_id else "–"
+
+
+def timeline(moments: Sequence[Moment], now: datetime, zone: tzinfo) -> Html:
+    """Return what happened, oldest first."""
+    return tag("ol", *(_moment(each, now, zone) for each in moments), class_="qw-story")
+
+
+def _moment(each: Moment, now: datetime, zone: tzinfo) -> Html:
+    icon = tag("i", _ICONS.get(each.kind, "·"), aria_hidden="true")
+    when = tag(
+        "span", moment(each.at, now, zone), " · ", text.instant(each.at, zone), class_="qw-sub"
+    )
+    run = join([" ", link("run", "run", run=each.run_id)]) if each.run_id else Html("")
+    detail = tag("span", each.detail, class_="qw-sub") if each.detail else Html("")
+    handed = _handed(each) if each.sent is not None else Html("")
+    return tag(
+        "li", icon, tag("div", tag("b", each.what), run, detail, handed, when), class_=each.kind
+    )
+
+
+def _handed(each: Moment) -> Html:
+    """Return how a message reached each endpoint."""
+    assert each.sent is not None
+    if not each.sent.handed:
+        return tag("span", "for nobody", class_="qw-sub")
+    rows = []
+    for one in each.sent.handed:
+        bad = one.state in _BAD
+        words = f"{one.endpoint}: {_STATES.get(one.state, one.state)}"
+        tries = f", {one.attempt} tries" if one.attempt > 1 else ""
+        error = (
+            f", {text.clip(one.last_error, 120)}"
+            if one.last_error and one.state != "delivered"
+            else ""
+        )
+        rows.append(tag("span", words, tries, error, class_="qw-sub qw-hot" if bad else "qw-sub"))
+    return join(rows)
+
+
+def places(one: Shown) -> Html:
+    """Return the scopes that breached, worst first, with links to the worst token of each."""
+    evidence = one.listed.episode.evidence
+    scopes: list[dict[str, Any]] = list(evidence.get("scopes") or ())
+    if not scopes:
+        return Html("")
+    run = str(evidence.get("run") or "")
+    rows = [_place(each, run, one.listed.candidate) for each in scopes]
+    more = evidence.get("more_scopes") or 0
+    headers = (
+        "Where",
+        "What",
+        tag("th", "Value", class_="n"),
+        tag("th", "Limit", class_="n"),
+        "Worst token",
+    )
+    note = tag("p", f"and {more} more", class_="qw-soft qw-small") if more else Html("")
+    return join([table(headers, rows), note])
+
+
+def _place(each: dict[str, Any], run: str, candidate: str) -> Sequence[object]:
+    value = text.plain_kind(each.get("value"), str(each.get("value_kind")))
+    limit = each.get("threshold")
+    return [
+        tag("td", each.get("scope"), class_="qw-mono"),
+        f"{each.get('metric')} · {each.get('statistic')}",
+        tag("td", "–" if value is None else text.number(value), class_="n qw-hot"),
+        tag("td", "–" if limit is None else text.number(float(limit)), class_="n"),
+        _token(each, run, candidate),
+    ]
+
+
+def _token(each: dict[str, Any], run: str, candidate: str) -> object:
+    prompt, position = each.get("prompt"), each.get("position")
+    if prompt is None or position is None or not run:
+        return "–"
+    where = {"run": run, "candidate": candidate, "prompt": str(prompt), "position": str(position)}
+    where["layer"] = place_key(str(each.get("scope")))
+    return link(f"prompt {prompt}, token {position}", "run", **where)

@@ -1,0 +1,171 @@
+"""Episodes as rows, and the chips that say who knows of one."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, tzinfo
+
+from quantwatch.domain import Severity, Verdict
+from quantwatch_dashboard import text
+from quantwatch_dashboard.components.checks import moment
+from quantwatch_dashboard.components.markup import Html, join, link, table, tag
+from quantwatch_dashboard.components.verdict import Mark, pill, severity_badge, tone
+from quantwatch_dashboard.episode_story import REASONS, value_of
+from quantwatch_dashboard.episodes import Receiver, Shown
+
+_STATES = {
+    "pending": Mark("…", "Not told yet"),
+    "firing": Mark("●", "Firing"),
+    "recovering": Mark("↘", "Recovering"),
+    "ended": Mark("✓", "Ended"),
+}
+_RECEIVERS = {
+    "told": ("✓", "qw-ok", "has got every message on it"),
+    "waiting": ("…", "qw-wait", "a message on it waits, or is on its way"),
+    "dead": ("✕", "qw-bad", "a message on it could not be delivered: a dead letter"),
+}
+
+
+def open_table(found: Iterable[Shown], now: datetime, zone: tzinfo) -> Html:
+    """Return one row per open episode, in the given order."""
+    headers = ("Severity", "Alert", "Found", tag("th", "Value", class_="n"), "Who knows", "")
+    return table(headers, (_open_row(one, now, zone) for one in found), "qw-episodes")
+
+
+def ended_table(found: Iterable[Shown], now: datetime, zone: tzinfo) -> Html:
+    """Return one row per past episode, in the given order."""
+    headers = ("Severity", "Alert", "Lasted", tag("th", "Peak", class_="n"), "Why it ended", "")
+    return table(headers, (_ended_row(one, now, zone) for one in found), "qw-episodes")
+
+
+def state_badge(one: Shown) -> Html:
+    """Return icon and word of a state."""
+    shown = _STATES.get(one.listed.state, Mark("?", one.listed.state))
+    if one.listed.state == "firing":
+        own = severity_of(one)
+        worst = own is Severity.CRITICAL
+        return pill(shown, tone(Verdict.REGRESSION if worst else Verdict.WARN))
+    return pill(shown, tone(Verdict.IMPROVEMENT if one.listed.state == "recovering" else None))
+
+
+def severity_of(one: Shown) -> Severity:
+    """Return the highest severity of an episode."""
+    return Severity(one.listed.episode.severity)
+
+
+def who_knows(one: Shown, now: datetime, zone: tzinfo) -> Html:
+    """Return who looks after it, which endpoints have got it, and what keeps it quiet."""
+    parts = [_acked(one, now, zone), _chips(one.receivers)]
+    if not one.receivers:
+        parts.append(tag("span", _nobody(one), class_="qw-sub"))
+    elif one.listed.episode.reminded_at is not None:
+        told = moment(one.listed.episode.reminded_at, now, zone)
+        parts.append(tag("span", "told ", told, class_="qw-sub"))
+    return join([*parts, *_overlays(one, now, zone)])
+
+
+def number_against(value: float | None, threshold: object) -> str:
+    """Return a value with the limit that it is beyond."""
+    shown = "–" if value is None else text.number(value)
+    limit = threshold if isinstance(threshold, int | float) else None
+    return shown if limit is None else f"{shown} (limit {text.number(float(limit))})"
+
+
+def _open_row(one: Shown, now: datetime, zone: tzinfo) -> Sequence[object]:
+    episode, evidence = one.listed.episode, one.listed.episode.evidence
+    since = moment(episode.fired_at or episode.opened_at, now, zone)
+    limit = evidence.get("threshold")
+    threshold = "" if limit is None else f"limit {text.number(float(limit))}"
+    value = value_of(one.listed)
+    return [
+        tag("td", severity_badge(severity_of(one)), tag("span", state_badge(one), class_="qw-sub")),
+        tag("td", _name(one), _about(one), class_="name"),
+        tag("td", evidence.get("words") or "", tag("span", "since ", since, _runs(one),
+            class_="qw-sub"), class_="words"),
+        tag("td", "–" if value is None else text.number(value),
+            tag("span", threshold, class_="qw-sub"), class_="n qw-hot", data_label="Value"),
+        tag("td", who_knows(one, now, zone), class_="words", data_label="Who knows"),
+        tag("td", _open(one), class_="n"),
+    ]  # fmt: skip
+
+
+def _ended_row(one: Shown, now: datetime, zone: tzinfo) -> Sequence[object]:
+    episode = one.listed.episode
+    assert episode.resolved_at is not None, "only past episodes have an end"
+    reason = str(episode.resolve_reason or "")
+    told = ", ".join(episode.told) or "nobody was told"
+    lasted = text.duration((episode.resolved_at - episode.opened_at).total_seconds())
+    peak = text.plain_kind(episode.peak_value, episode.peak_kind)
+    ended = tag("span", "ended ", moment(episode.resolved_at, now, zone), class_="qw-sub")
+    return [
+        tag("td", severity_badge(severity_of(one))),
+        tag("td", _name(one), _about(one), class_="name"),
+        tag("td", lasted, _runs(one), ended),
+        tag("td", "–" if peak is None else text.number(peak), class_="n", data_label="Peak"),
+        tag("td", REASONS.get(reason, reason), tag("span", f"told: {told}", class_="qw-sub"),
+            class_="words"),
+        tag("td", _open(one), class_="n"),
+    ]  # fmt: skip
+
+
+def _name(one: Shown) -> Html:
+    return link(one.listed.rule, "alerts", episode=one.listed.episode.id)
+
+
+def _about(one: Shown) -> Html:
+    candidate = one.listed.candidate or "the check itself"
+    flaps = tag("span", "flapping", class_="qw-chip qw-wait") if one.is_flapping else Html("")
+    return tag("span", f"{one.listed.check} · {candidate} ", flaps, class_="qw-sub")
+
+
+def _runs(one: Shown) -> Html:
+    count = one.listed.episode.num_runs
+    return tag("span", f" · {count} run{'s' if count != 1 else ''}")
+
+
+def _open(one: Shown) -> Html:
+    return link("Open →", "alerts", episode=one.listed.episode.id)
+
+
+def _acked(one: Shown, now: datetime, zone: tzinfo) -> Html:
+    episode = one.listed.episode
+    if episode.acked_by is None:
+        words = "nobody looks after it" if one.listed.state in ("firing", "recovering") else ""
+        return tag("div", words, class_="qw-soft") if words else Html("")
+    when = moment(episode.acked_at, now, zone) if episode.acked_at else ""
+    said = tag("span", episode.ack_comment or "", class_="qw-sub")
+    return tag("div", tag("b", episode.acked_by), " looks after it, ", when, said)
+
+
+def _chips(receivers: Iterable[Receiver]) -> Html:
+    chips = [_chip(receiver) for receiver in receivers]
+    return tag("div", *chips, class_="qw-chips") if chips else Html("")
+
+
+def _chip(receiver: Receiver) -> Html:
+    icon, class_, words = _RECEIVERS[receiver.state]
+    title = f"{receiver.name}: {words}"
+    return tag("span", f"{icon} {receiver.name}", class_=f"qw-chip {class_}", title=title)
+
+
+def _overlays(one: Shown, now: datetime, zone: tzinfo) -> list[Html]:
+    found = []
+    if one.silence is not None:
+        ends = tag("time", text.until(one.silence.ends_at, now),
+                   title=text.instant(one.silence.ends_at, zone))  # fmt: skip
+        said = f"silenced by {one.silence.author}, ends "
+        found.append(tag("div", said, ends, class_="qw-sub qw-quiet"))
+    if one.in_maintenance:
+        words = "in a maintenance window: kept, not told"
+        found.append(tag("div", words, class_="qw-sub qw-quiet"))
+    return found
+
+
+def _nobody(one: Shown) -> str:
+    """Say why no endpoint was told."""
+    if one.listed.state == "pending":
+        if one.listed.awaits_run_id is not None:
+            return "nobody is told before a second run confirms it"
+        return f"nobody is told yet: breached in {one.listed.num_breaches} runs so far"
+    quiet = one.silence is not None or one.in_maintenance or one.listed.episode.muted_at is not None
+    if quiet:
+        return "no endpoint was told: it is kept back"
+    return "no endpoint was told: none is configured for it"

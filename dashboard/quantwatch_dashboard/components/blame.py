@@ -1,0 +1,38 @@
+"""The places that make the largest errors themselves, beside what arrives at them."""
+
+from quantwatch_dashboard import text
+from quantwatch_dashboard.charts.blame import Blamed
+from quantwatch_dashboard.components.explain import sentence
+from quantwatch_dashboard.components.markup import Html, link, table, tag
+
+_MOST = 10
+
+
+def blame_table(found: Blamed, run_id: str) -> Html:
+    """Return one candidate's places by their own error, the largest first, each with a link."""
+    rows = [
+        (place, own, there)
+        for place, own, there in zip(found.places, found.isolated, found.propagated, strict=True)
+        if own is not None and there is not None
+    ]
+    # NaN leads: nothing is worse than no number.
+    rows.sort(key=lambda row: (row[1] == row[1], -row[1] if row[1] == row[1] else 0.0))
+    marked = found.places[found.culprit] if found.culprit is not None else None
+    query = {"run": run_id, "candidate": found.name}
+    headers = [
+        tag("th", f"Largest own errors of {found.name}", scope="col"),
+        *(
+            tag("th", name, class_="n", title=sentence(slug))
+            for name, slug in (("Isolated", "isolated_error"), ("Relative", "rel_error"))
+        ),
+    ]
+    return table(headers, (_row(row, query, marked) for row in rows[:_MOST]), "qw-top")
+
+
+def _row(row: tuple[str, float, float], query: dict[str, str], marked: str | None) -> list[object]:
+    place, own, there = row
+    hot = " qw-marked" if place == marked else ""
+    return [
+        tag("td", link(place, "run", **query, layer=place), class_=f"qw-mono qw-small{hot}"),
+        *(tag("td", text.number(value), class_=f"n{hot}") for value in (own, there)),
+    ]

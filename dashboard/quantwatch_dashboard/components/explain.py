@@ -1,0 +1,38 @@
+"""Hover cards: what a metric is, in a sentence, from the one table of metrics."""
+
+import math
+
+from quantwatch.metrics.registry import METRICS, MetricSpec
+from quantwatch_dashboard.components.markup import Html, tag
+
+_BETTER = {
+    "lower": "Lower is better",
+    "higher": "Higher is better",
+    "neutral": "Neither way is better",
+}
+
+
+def sentence(slug: str) -> str:
+    """Return what a metric is: formula, unit, which way is better. Empty for one not known."""
+    spec = METRICS.get(slug)
+    return _sentence(spec) if spec is not None else ""
+
+
+def _sentence(spec: MetricSpec) -> str:
+    unit = "" if spec.unit == "1" else f" In {spec.unit}."
+    best = "" if spec.direction == "neutral" else f", best is {_best(spec.best_value)}"
+    return f"{spec.title}: {spec.formula}.{unit} {_BETTER[spec.direction]}{best}."
+
+
+def _best(value: float) -> str:
+    return f"{value:g}" if math.isfinite(value) else "+∞"
+
+
+def term(slug: str, shown: object = None) -> Html:
+    """Return a metric's name with a card that explains it on hover and on focus."""
+    spec = METRICS.get(slug)
+    if spec is None:
+        return tag("span", slug if shown is None else shown)
+    card = tag("span", _sentence(spec), class_="qw-card", role="tooltip")
+    name = spec.title if shown is None else shown
+    return tag("span", name, card, class_="qw-term", tabindex="0")

@@ -1,0 +1,86 @@
+"""Filters whose state is in the page's address; what is at its default leaves no trace in it.
+
+As with `picker`, the address wins over the widget when it was changed from outside.
+"""
+
+from collections.abc import Callable, Sequence
+
+import streamlit as st
+
+Words = Callable[[str], str]
+
+
+def choose(
+    label: str, key: str, options: Sequence[str], shown: Words = str, width: int = 170
+) -> str:
+    """Let the reader choose one of a list; the first option is the default."""
+    name = _take(key, options)
+    value = str(st.selectbox(label, options, key=name, format_func=shown, width=width))
+    return _keep(key, value, options[0])
+
+
+def pills(label: str, key: str, options: Sequence[str], shown: Words) -> str:
+    """Let the reader choose by buttons; the first option is the default. Labels are Markdown."""
+    name = _take(key, options)
+    value = st.pills(
+        label, options, key=name, format_func=shown, required=True, label_visibility="collapsed"
+    )
+    return _keep(key, str(value or options[0]), options[0])
+
+
+def search(label: str, key: str, hint: str, width: int = 260) -> str:
+    """Let the reader type words."""
+    name, address = f"filter-{key}", st.query_params.get(key, "")
+    if address != st.session_state.get(f"seen-{key}", "") or name not in st.session_state:
+        st.session_state[name] = address
+    value = st.text_input(
+        label, key=name, type="search", placeholder=hint, max_chars=200, width=width
+    )
+    return _keep(key, (value or "").strip(), "")
+
+
+def number_of_page(key: str, num_rows: int, size: int, of: object = None) -> int:
+    """Let the reader turn pages; returns the page, 0 for the first. Nothing shows for one page.
+
+    `of` is what the pages are of: with something else one begins at the first page.
+    """
+    num_pages = max(1, -(-num_rows // size))
+    address, seen = st.query_params.get(key, "1"), st.session_state.get(f"seen-{key}", "1")
+    turn, start = st.session_state.get(f"turn-{key}", (0, 1))
+    if st.session_state.get(f"of-{key}", of) != of:
+        turn, start = turn + 1, 1
+    elif address != seen or st.session_state.get(f"filter-{key}-{turn}", 1) > num_pages:
+        turn, start = turn + 1, _page(address)
+    st.session_state[f"of-{key}"], st.session_state[f"turn-{key}"] = of, (turn, start)
+    if num_pages == 1:
+        _keep(key, "1", "1")
+        return 0
+    # Each jump is a widget of its own: this one can't be set from outside once it is there.
+    name, default = f"filter-{key}-{turn}", min(max(1, start), num_pages)
+    chosen = int(st.pagination(num_pages, default=default, key=name))
+    _keep(key, str(chosen), "1")
+    return chosen - 1
+
+
+def _page(address: str) -> int:
+    plain = address.isascii() and address.isdecimal() and len(address) < 7
+    return int(address) if plain else 1
+
+
+def _take(key: str, options: Sequence[str]) -> str:
+    """Set the widget from the address when that is new; return the widget's key."""
+    name, address = f"filter-{key}", st.query_params.get(key, options[0])
+    if address != st.session_state.get(f"seen-{key}", options[0]) or (
+        st.session_state.get(name) not in options
+    ):
+        st.session_state[name] = address if address in options else options[0]
+    return name
+
+
+def _keep(key: str, value: str, default: str) -> str:
+    if value == default:
+        st.query_params.pop(key, None)
+    else:
+        st.query_params[key] = value
+    st.session_state[f"seen-{key}"] = value
+    return value

@@ -1,0 +1,64 @@
+"""What a heatmap shows, in words, and one of its tokens as a line over the layers."""
+
+import plotly.graph_objects as go
+
+from quantwatch.metrics.registry import METRICS
+from quantwatch_dashboard import queries
+from quantwatch_dashboard.charts.grid import TokenGrid
+from quantwatch_dashboard.charts.heatmap import value_text
+from quantwatch_dashboard.charts.layers import LayerLine, layer_chart
+from quantwatch_dashboard.charts.scale import Kind
+from quantwatch_dashboard.components.explain import term
+from quantwatch_dashboard.components.markup import Html, tag
+from quantwatch_dashboard.focus import Focus
+
+_HOW = {
+    "log": "Colors are logarithmic",
+    "bits": "Colors are linear; bright is little room before an overflow",
+    "ratio": "Red: more than in the baseline run, blue: less, nearly white: equal; logarithmic",
+    "bits change": "Red: less headroom than in the baseline run, blue: more, nearly white: equal",
+}
+
+
+def caption(grid: TokenGrid, metric: str, kind: Kind) -> Html:
+    """Say how to read the picture, how much was measured, and where it is worst."""
+    sentences = f" {_HOW[kind]}. {_share(grid)} {_worst(grid, kind)}"
+    return tag("p", term(metric), f". {sentences.strip()}", class_="qw-soft qw-small")
+
+
+def _share(grid: TokenGrid) -> str:
+    said = f"{grid.num_measured:,} of {grid.values.size:,} cells were measured"
+    partly = grid.num_measured < grid.values.size
+    return f"{said}; grey: not measured, the lens reads a sample of the tokens." if partly else (
+        f"{said}."
+    )  # fmt: skip
+
+
+def _worst(grid: TokenGrid, kind: Kind) -> str:
+    worst = grid.worst_cell(lowest=kind == "bits")
+    if worst is None:
+        return ""
+    place, value = grid.places[worst[1]], float(grid.values[worst])
+    where = f"prompt {place.prompt}, token {place.position} “{place.label()}”"
+    return f"Worst: {value_text(value, kind)} at {grid.scopes[worst[0]]}, {where}."
+
+
+def profile(focus: Focus, grid: TokenGrid) -> go.Figure:
+    """Draw the chosen token's metric over the layers, of every candidate that has it."""
+    lines = []
+    for index, candidate in enumerate(focus.result.candidates):
+        key = (focus.result.run_id, candidate.name, focus.metric, focus.prompt)
+        found = queries.grid(focus.url, key, focus.result.suite_hash)
+        column = None if found is None else found.column(focus.token)
+        if found is None or column is None:
+            continue
+        values = {
+            scope: None if found.missing[i, column] else float(found.values[i, column])
+            for i, scope in enumerate(found.scopes)
+        }
+        strong = candidate.name == focus.candidate.name
+        line = [values.get(scope) for scope in grid.scopes]
+        lines.append(LayerLine(candidate.name, index, line, strong=strong))
+    spec = METRICS[focus.metric]
+    unit = spec.title if spec.unit == "1" else f"{spec.title}, {spec.unit}"
+    return layer_chart(lines, grid.scopes, unit=unit, chosen=focus.layer)

@@ -1,0 +1,74 @@
+"""When a check runs: its schedule in words, and its next runs."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta, tzinfo
+from typing import Any
+
+from quantwatch.config.parsing import parse
+from quantwatch.config.plans import schedule_of
+from quantwatch.config.watching import ScheduleConfig
+from quantwatch.errors import ConfigError
+from quantwatch.schedules import Interval, next_three
+from quantwatch.store.states import CheckState, Timetable
+from quantwatch_dashboard import text
+from quantwatch_dashboard.components.markup import Html, join, tag
+from quantwatch_dashboard.standings import is_late
+
+
+def next_run(state: CheckState, now: datetime, zone: tzinfo) -> Html:
+    """Return when a check runs next, or why it does not."""
+    timetable = state.timetable
+    if state.pause is not None:
+        return _soft("paused")
+    if state.quarantined_at is not None:
+        return _soft("in quarantine")
+    if timetable is None:
+        return _soft("by hand only")
+    if timetable.trouble:
+        return tag("span", text.clip(timetable.trouble, 80), class_="qw-hot qw-small")
+    return _planned(state, timetable, now, zone)
+
+
+def _planned(state: CheckState, timetable: Timetable, now: datetime, zone: tzinfo) -> Html:
+    due = timetable.next_slot_at or next(iter(next_runs(timetable, now)), None)
+    if due is None:
+        return _soft("not planned yet")
+    said = text.until(due, now)
+    when = tag("time", said, datetime=due.isoformat(), title=text.instant(due, zone))
+    if due < now:
+        when = join(["due ", when])
+    if is_late(timetable, now) and not state.unended:
+        why = "Nothing schedules it: does the service run?"
+        when = tag("span", "over", when, class_="qw-hot", title=why)
+    return join([when, tag("span", words(timetable.settings), class_="qw-sub")])
+
+
+def words(settings: Mapping[str, Any]) -> str:
+    """Return a schedule as it was configured: ``17 2 * * * Europe/Berlin``, ``every 6h``."""
+    if settings.get("every"):
+        return f"every {settings['every']}"
+    cron, zone = settings.get("cron"), settings.get("zone") or "UTC"
+    return f"{cron} {zone}" if cron else "no schedule"
+
+
+def next_runs(timetable: Timetable, now: datetime) -> tuple[datetime, ...]:
+    """Return the next nominal instants; () when the schedule can't be read any more."""
+    try:
+        section = parse(ScheduleConfig, timetable.settings, "schedule")
+    except ConfigError:
+        return ()
+    known = timetable.next_slot_at or timetable.last_slot_at
+    schedule = schedule_of(section, known or now)
+    if not isinstance(schedule, Interval):
+        return next_three(schedule, now)
+    if timetable.next_slot_at is None:
+        return ()
+    # An interval counts from its anchor, and every slot of it is as good an anchor.
+    first = timetable.next_slot_at
+    if first > now:
+        return (first, *next_three(schedule, first)[:2])
+    return next_three(schedule, max(now, first + timedelta(seconds=1)))
+
+
+def _soft(word: str) -> Html:
+    return tag("span", word, class_="qw-soft")

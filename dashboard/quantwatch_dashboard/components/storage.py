@@ -1,0 +1,80 @@
+"""The database as it grows: tiers, tables, the disk, and what retention keeps."""
+
+from collections.abc import Iterable
+
+from quantwatch.config.service import RetentionConfig
+from quantwatch.store.sizes import Size, Sizes
+from quantwatch_dashboard import text
+from quantwatch_dashboard.components.facts import facts
+from quantwatch_dashboard.components.markup import Html, join, table, tag
+
+_MOST_TABLES = 10
+
+
+def forecast(found: Sizes) -> str:
+    """Say by how much it grows and when its disk is full."""
+    if not found.flows:
+        return "How fast it grows is known once a day has passed with runs."
+    grows = f"It grows by {text.size(round(found.bytes_per_day))} a day now"
+    if found.free_disk_bytes is None:
+        return f"{grows}; the server does not tell how much room its disk has."
+    days = found.full_in_days
+    if days is None:
+        return f"{grows}, and retention takes away as much before the disk is full."
+    if days > 3650:
+        return f"{grows}; the disk lasts for more than ten years."
+    return f"{grows}; with that the disk is full in {days:,.0f} days."
+
+
+def tiers(found: Sizes) -> Html:
+    """Return the tiers with their share and how fast each grows."""
+    flows: dict[str, float] = {}
+    for flow in found.flows:
+        growing = flow.bytes_per_day if flow.days_left > 0 else 0.0
+        flows[flow.tier] = flows.get(flow.tier, 0.0) + growing
+    rows = (
+        [*_size(tier, found.total_bytes), tag("td", _grows(flows.get(tier.name)), class_="n")]
+        for tier in sorted(found.tiers, key=lambda tier: -tier.num_bytes)
+    )
+    numbers = ("Size", "Rows", "A day")
+    return table(["Tier", "Share", *(tag("th", n, class_="n") for n in numbers)], rows)
+
+
+def tables(found: Iterable[Size], total_bytes: int) -> Html:
+    """Return the tables with something in them, the largest first."""
+    known = [size for size in found if size.num_rows]
+    heads = ["Table", "Share", *(tag("th", n, class_="n") for n in ("Size", "Rows"))]
+    shown = table(heads, (_size(size, total_bytes) for size in known[:_MOST_TABLES]))
+    rest = known[_MOST_TABLES:]
+    if not rest:
+        return shown
+    words = f"{len(rest)} more, {text.size(sum(size.num_bytes for size in rest))} together"
+    others = table(heads, (_size(size, total_bytes) for size in rest))
+    return join([shown, tag("details", tag("summary", words, class_="qw-small"), others)])
+
+
+def _size(size: Size, total: int) -> list[object]:
+    share = 100 * size.num_bytes / total if total else 0.0
+    filled = tag("b", style=f"width: {min(100.0, share):.2f}%; --series: var(--qw-link)")
+    return [
+        tag("td", size.name, class_="name"),
+        tag("td", tag("span", filled, class_="qw-bar"), f"{share:.1f} %", class_="qw-share"),
+        tag("td", text.size(size.num_bytes), class_="n"),
+        tag("td", f"{size.num_rows:,}", class_="n"),
+    ]
+
+
+def _grows(rate: float | None) -> str:
+    if rate is None:
+        return "–"
+    return text.size(round(rate)) if rate else "as much goes as comes"
+
+
+def retention(config: RetentionConfig, *, known: bool) -> Html:
+    """Return how long things are kept."""
+    pairs: list[tuple[str, object]] = [
+        (str(name), str(value)) for name, value in config.model_dump(mode="json").items()
+    ]
+    if not known:
+        pairs.append(("note", "what was applied is not understood; these are the defaults"))
+    return facts(pairs)

@@ -1,0 +1,173 @@
+"""Episodes of alerts as the page shows them: who knows, what keeps them quiet, filters. Pure."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from quantwatch.alerts.silences import matches
+from quantwatch.store.alert_history import ENDED, Listed
+from quantwatch.store.messages import DEAD, Unheard
+from quantwatch.store.silences import StoredSilence
+
+_ORDER = ("firing", "recovering", "pending", ENDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """An endpoint that was to be told. `state` is told, waiting or dead."""
+
+    name: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An episode with all that is said about it at a glance."""
+
+    listed: Listed
+    receivers: tuple[Receiver, ...] = ()
+    silence: StoredSilence | None = None
+    """That keeps it from being told now."""
+    in_maintenance: bool = False
+    is_flapping: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not ended."""
+        return self.listed.state != ENDED
+
+    @property
+    def is_known(self) -> bool:
+        """Whether somebody looks after it, or a message on it reached an endpoint."""
+        episode = self.listed.episode
+        return episode.acked_by is not None or any(r.state == "told" for r in self.receivers)
+
+    @property
+    def order(self) -> tuple[int, int, bool, float]:
+        """Sort key: what fires and is critical first, what nobody looks after before the rest."""
+        listed, episode = self.listed, self.listed.episode
+        place = _ORDER.index(listed.state) if listed.state in _ORDER else len(_ORDER)
+        mild = episode.severity != "critical"
+        return place, int(mild), episode.acked_by is not None, -episode.opened_at.timestamp()
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """What lies over all alerts at one moment."""
+
+    silences: Sequence[StoredSilence] = ()
+    maintenance: frozenset[str] = frozenset()
+    """Checks in a maintenance window."""
+    flapping: frozenset[int] = frozenset()
+    """Numbers of alerts that come and go."""
+    unheard: Sequence[Unheard] = ()
+
+
+def shown(listed: Iterable[Listed], over: Overlay) -> tuple[Shown, ...]:
+    """Return open episodes with what lies over them, worst first."""
+    found = [
+        Shown(
+            one,
+            receivers(one, over.unheard),
+            next((s for s in over.silences if matches(s.matcher, one.labels)), None),
+            one.check in over.maintenance,
+            one.alert_id in over.flapping,
+        )
+        for one in listed
+    ]
+    return tuple(sorted(found, key=lambda one: one.order))
+
+
+def receivers(listed: Listed, unheard: Iterable[Unheard]) -> tuple[Receiver, ...]:
+    """Return the endpoints that were to be told of an episode, and whether they have got it all."""
+    since = listed.episode.opened_at
+    states: dict[str, str] = {}
+    for one in unheard:
+        if one.subject == listed.subject and one.created_at >= since and one.endpoint not in states:
+            states[one.endpoint] = "dead" if one.state == DEAD else "waiting"
+    return tuple(Receiver(name, states.get(name, "told")) for name in listed.episode.told)
+
+
+STATES: Mapping[str, tuple[str, Callable[[Shown], bool]]] = {
+    "open": ("open", lambda one: one.is_open),
+    "firing": ("firing", lambda one: one.listed.state == "firing"),
+    "recovering": ("recovering", lambda one: one.listed.state == "recovering"),
+    "pending": ("not told yet", lambda one: one.listed.state == "pending"),
+    "unattended": (
+        "firing, nobody looks after it",
+        lambda one: one.listed.state == "firing" and one.listed.episode.acked_by is None,
+    ),
+    "acknowledged": (
+        "acknowledged",
+        lambda one: one.is_open and one.listed.episode.acked_by is not None,
+    ),
+    "quiet": (
+        "silenced or in maintenance",
+        lambda one: one.silence is not None or one.in_maintenance,
+    ),
+    "ended": ("ended", lambda one: not one.is_open),
+    "all": ("open and ended", lambda _: True),
+}
+"""Filter → how it is called, and what passes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the reader filters by; None is any."""
+
+    check: str | None = None
+    state: str = "all"
+    severity: str | None = None
+    words: str = ""
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether anything is left out."""
+        return self != Wanted()
+
+
+def filtered(found: Iterable[Shown], wanted: Wanted) -> tuple[Shown, ...]:
+    """Return what passes all filters, in the same order. Every one of the words must occur."""
+    words = wanted.words.casefold().split()
+    passes = STATES[wanted.state][1]
+    return tuple(
+        one
+        for one in found
+        if wanted.check in (None, one.listed.check)
+        and wanted.severity in (None, one.listed.episode.severity)
+        and passes(one)
+        and all(word in _text(one.listed) for word in words)
+    )
+
+
+def _text(listed: Listed) -> str:
+    episode = listed.episode
+    evidence = episode.evidence
+    known = (evidence.get(name) for name in ("words", "scope", "metric", "culprit"))
+    own = (listed.check, listed.candidate, listed.rule, episode.id, episode.severity)
+    people = (episode.acked_by, episode.ack_comment, *episode.told)
+    return " ".join(str(each) for each in (*own, *known, *people) if each).casefold()
+
+
+def would_match(
+    matcher: Mapping[str, str], listed: Iterable[Listed]
+) -> tuple[list[Listed], list[Listed]]:
+    """Return what a silence would match of what is open, and what it would leave as it is.
+
+    Without any glob it matches nothing: such a silence is refused.
+    """
+    hit: list[Listed] = []
+    missed: list[Listed] = []
+    for one in listed:
+        (hit if matcher and matches(matcher, one.labels) else missed).append(one)
+    return hit, missed
+
+
+def headline(found: Collection[Shown]) -> str:
+    """Say the worst in a few words."""
+    firing = [one for one in found if one.listed.state in ("firing", "recovering")]
+    if not firing:
+        waiting = sum(one.listed.state == "pending" for one in found)
+        return f"{waiting} waiting to be confirmed" if waiting else "No open alert"
+    alone = [one for one in firing if one.listed.episode.acked_by is None]
+    counted = f"{len(firing)} alert{'s' if len(firing) > 1 else ''} open"
+    return f"{counted}, {len(alone)} unattended" if alone else f"{counted}, all looked after"

@@ -1,0 +1,78 @@
+"""One check: how it stands, its runs on a time axis, any statistic over them."""
+
+import streamlit as st
+
+from quantwatch.errors import UserError
+from quantwatch.store import summaries
+from quantwatch.store.marks import RunMark, run_marks
+from quantwatch.store.overview import check_states
+from quantwatch.store.reading import read_results
+from quantwatch.store.records import SeriesPoint
+from quantwatch_dashboard.history import Change, Tradeoff, changes, tradeoffs
+from quantwatch_dashboard.queries.connection import LONG_S, SHORT_S, database
+from quantwatch_dashboard.queries.overview import fault_of
+from quantwatch_dashboard.summaries import CheckSummary, summarize
+
+MOST_RUNS = 400
+"""Runs of a trend: a year of nights and some."""
+ALL_RUNS = 4_000
+"""What is read when somebody asks for all of them: eleven years of nights."""
+HEADLINE = ("logit_kl", "model", "mean")
+Shown = tuple[str, str, str]
+"""Metric, scope, statistic."""
+
+
+@st.cache_resource(ttl=SHORT_S, max_entries=64, show_spinner=False)
+def summary(given: str, check: str) -> CheckSummary:
+    """Return how a check stands. Raises UserError when there is none of that name."""
+    found = check_states(database(given), check)
+    if not found:
+        raise UserError(f"There is no check {check!r} in this database.")
+    return summarize(found[0])
+
+
+@st.cache_resource(ttl=SHORT_S, max_entries=64, show_spinner=False)
+def trend(
+    given: str, check: str, shown: Shown = HEADLINE, limit: int = MOST_RUNS
+) -> tuple[SeriesPoint, ...]:
+    """Return one statistic of all candidates over the newest succeeded runs, oldest first.
+
+    Raises UserError on an unknown statistic.
+    """
+    return tuple(summaries.get_series(database(given), check, *shown, limit=limit))
+
+
+@st.cache_resource(ttl=SHORT_S, max_entries=64, show_spinner=False)
+def marks(given: str, check: str, limit: int = MOST_RUNS) -> tuple[RunMark, ...]:
+    """Return the newest ended runs with what they were made with, oldest first."""
+    return run_marks(database(given), check, limit)
+
+
+@st.cache_resource(ttl=SHORT_S, max_entries=64, show_spinner=False)
+def changed(given: str, check: str, limit: int = MOST_RUNS) -> tuple[Change, ...]:
+    """Return what changed from run to run: driver, libraries, weights, reference, …"""
+    return changes(marks(given, check, limit))
+
+
+@st.cache_resource(ttl=LONG_S, max_entries=64, show_spinner=False)
+def fault(given: str, run_id: str) -> str:
+    """Return which candidate of a run matters and where it broke, "" without results."""
+    with database(given).reader() as session:
+        found = read_results(session, [run_id], metric=HEADLINE[0])
+    return "".join(fault_of(run) for run in found.values())
+
+
+@st.cache_resource(ttl=LONG_S, max_entries=64, show_spinner=False)
+def places(given: str, run_id: str) -> tuple[tuple[str, str], ...]:
+    """Return the (metric, scope) that a run measured: what a trend can be shown of."""
+    return tuple(summaries.measured_places(database(given), run_id))
+
+
+def pareto(
+    given: str, check: str, shown: Shown = HEADLINE, *, higher_is_better: bool = False
+) -> tuple[Tradeoff, ...]:
+    """Return size and quality of the newest succeeded run's candidates, () without one."""
+    run = summary(given, check).decided
+    found = [mark for mark in marks(given, check) if run is not None and mark.run_id == run.run_id]
+    points = trend(given, check, shown)
+    return tradeoffs(found[-1], points, higher_is_better=higher_is_better) if found else ()

@@ -1,0 +1,61 @@
+"""Runs: which there are, and one with all its measurements."""
+
+import streamlit as st
+
+from quantwatch.domain import RunResult
+from quantwatch.errors import UserError
+from quantwatch.store import attempts as store_attempts
+from quantwatch.store import overview, runs
+from quantwatch.store.attempts import Attempt
+from quantwatch.store.records import RunSummary
+from quantwatch.store.states import UnendedRun
+from quantwatch_dashboard.queries.connection import LONG_S, SHORT_S, database
+
+
+@st.cache_resource(ttl=SHORT_S, max_entries=64, show_spinner=False)
+def recent_runs(given: str, check: str | None = None, limit: int = 25) -> tuple[RunSummary, ...]:
+    """Return the newest runs, of one check or of all."""
+    return tuple(runs.list_runs(database(given), check=check, limit=limit))
+
+
+@st.cache_resource(ttl=SHORT_S, max_entries=64, show_spinner=False)
+def resolve(given: str, named: str) -> str:
+    """Return the id of the run that was named. Raises UserError when there is none."""
+    return runs.resolve_run_id(database(given), named)
+
+
+def result(given: str, run_id: str) -> RunResult:
+    """Return a run with all its measurements. Raises UserError when there is none."""
+    found = _result(given, run_id)
+    if not found.status.is_ended:
+        _result.clear(given, run_id)
+    return found
+
+
+@st.cache_resource(ttl=LONG_S, max_entries=32, show_spinner=False)
+def _result(given: str, run_id: str) -> RunResult:
+    """A run that has ended does not change; of one that has not only the header is read."""
+    return runs.get_result(database(given), run_id)
+
+
+@st.cache_resource(ttl=SHORT_S, max_entries=32, show_spinner=False)
+def attempts(given: str, run_id: str) -> tuple[Attempt, ...]:
+    """Return every try of a run by a worker, the first one first."""
+    return tuple(store_attempts.list_attempts(database(given), run_id))
+
+
+def progress(given: str, check: str, run_id: str) -> UnendedRun | None:
+    """Return how far a run is, None when it has ended. Never cached: a live panel asks."""
+    found = overview.unended_runs(database(given), check)
+    return next((run for run in found if run.run_id == run_id), None)
+
+
+@st.cache_resource(ttl=SHORT_S * 3, max_entries=16, show_spinner=False)
+def baseline(given: str, run_id: str | None) -> RunResult | None:
+    """Return the run that another one is compared with, None when it isn't in the database."""
+    if run_id is None:
+        return None
+    try:
+        return result(given, run_id)
+    except UserError:  # from a file, or dropped by retention
+        return None

@@ -1,0 +1,113 @@
+"""Silences: those that hold, and a form that shows what one would match before it is made."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from glob import escape
+
+import streamlit as st
+
+from quantwatch.alerts.silences import LABELS
+from quantwatch.config.durations import seconds
+from quantwatch.errors import UserError
+from quantwatch.store.silences import StoredSilence
+from quantwatch_dashboard import actions, clock, text
+from quantwatch_dashboard.components import alerts_silence, asking, page
+from quantwatch_dashboard.components.markup import tag
+from quantwatch_dashboard.episodes import Shown, would_match
+from quantwatch_dashboard.queries import alerts as alert_queries
+from quantwatch_dashboard.roles import Person
+
+_END = "unsilence-"
+_LENGTHS = ("2h", "8h", "1d", "3d", "7d")
+
+
+def show(url: str) -> None:
+    """Show the silences that hold, and let the reader make one."""
+    page.section(
+        "Silences that hold now",
+        "What they match is still judged and kept; it is not told before they end.",
+    )
+    found = alert_queries.active_silences(url)
+    for silence in found:
+        _silence(url, silence)
+    _just_ended(url)
+    if not found:
+        st.html(tag("p", "None: everything that fires is told.", class_="qw-soft"))
+    page.section(
+        "New silence",
+        "Globs: * is any text. A label that is left empty is not looked at; case matters.",
+    )
+    with st.container(border=True):
+        form(url, {}, "new")
+
+
+def matching(url: str, one: Shown) -> None:
+    """Show the silence that keeps an episode quiet, with the button that ends it."""
+    if one.silence is not None:
+        _silence(url, one.silence)
+    _just_ended(url)
+
+
+def form(url: str, labels: Mapping[str, str], key: str) -> None:
+    """Let the reader choose globs, length and comment; say what they would match."""
+    for label, column in zip(LABELS, st.columns(2) * 2, strict=True):
+        usual = escape(labels.get(label, "")) if label != "severity" else ""
+        with column:
+            st.text_input(label.capitalize(), usual, key=f"silence-{label}-{key}", max_chars=200)
+    st.selectbox("For", _LENGTHS, 1, key=f"silence-for-{key}", accept_new_options=True,
+                 help="Or write another length, as in 36h or 1d12h.")  # fmt: skip
+    st.text_input("Why, for the others", key=f"silence-why-{key}", max_chars=500)
+    _preview(url, _matcher(key))
+    asking.button("Silence", lambda who: _make(who, key), key=f"silence-{key}", done=_made)
+
+
+def _preview(url: str, matcher: Mapping[str, str]) -> None:
+    """List what a silence would match of what is open now."""
+    if not matcher:
+        st.html(tag("p", "Fill in at least one label.", class_="qw-soft qw-small"))
+        return
+    listed = [one.listed for one in alert_queries.open_episodes(url)]
+    st.html(alerts_silence.preview(would_match(matcher, listed)[0], len(listed)))
+
+
+def _matcher(key: str) -> dict[str, str]:
+    given = {label: str(st.session_state.get(f"silence-{label}-{key}") or "") for label in LABELS}
+    return {label: glob.strip() for label, glob in given.items() if glob.strip()}
+
+
+def _make(who: Person, key: str) -> StoredSilence:
+    """Make what the form says at the moment of the press, which may be newer than the page."""
+    given = str(st.session_state.get(f"silence-for-{key}") or "")
+    try:
+        length = timedelta(seconds=seconds(given))
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    comment = str(st.session_state.get(f"silence-why-{key}") or "")
+    return actions.silence(who, _matcher(key), length, comment)
+
+
+def _made(found: object) -> str:
+    assert isinstance(found, StoredSilence)
+    return f"Silence {found.id} holds until {text.instant(found.ends_at, clock.zone())}."
+
+
+def _silence(url: str, silence: StoredSilence) -> None:
+    listed = [one.listed for one in alert_queries.open_episodes(url)]
+    count = len(would_match(silence.matcher, listed)[0])
+    with st.container(border=True):
+        st.html(alerts_silence.silence(silence, count, clock.now(), clock.zone()))
+        asking.button(
+            "End it now",
+            lambda who: actions.unsilence(who, silence.id),
+            key=f"{_END}{silence.id}",
+            done="The silence has ended; what still fires is told.",
+        )
+
+
+def _just_ended(url: str) -> None:
+    """Say what came of ending a silence, whose button is gone with it."""
+    active = {f"{_END}{silence.id}" for silence in alert_queries.active_silences(url)}
+    for name in map(str, st.session_state):
+        key = name.removeprefix("said-")
+        if key != name and key.startswith(_END) and key not in active:
+            asking.show_said(key)

@@ -1,0 +1,61 @@
+"""A check's candidates: the newest run side by side, and what each costs in bits."""
+
+from collections.abc import Iterator
+
+import streamlit as st
+
+from quantwatch.metrics.registry import METRICS
+from quantwatch_dashboard.charts.tradeoff import tradeoff_chart
+from quantwatch_dashboard.components import page
+from quantwatch_dashboard.components.clicks import chart as plain_chart
+from quantwatch_dashboard.components.markup import join, link, tag
+from quantwatch_dashboard.components.quality import candidate_table
+from quantwatch_dashboard.queries import check as check_queries
+from quantwatch_dashboard.summaries import CheckSummary
+
+_AGREEMENT = ("top1_agreement", "model", "mean")
+
+
+def show(url: str, summary: CheckSummary) -> None:
+    """Show the candidates of the newest succeeded run."""
+    run = summary.decided
+    assert run is not None, "only checks with results have candidates to compare"
+    mark = next(
+        (m for m in check_queries.marks(url, summary.check) if m.run_id == run.run_id), None
+    )
+    if mark is None:
+        return
+    before = summary.state.baseline_run_id
+    left, right = st.columns([5, 3], gap="medium")
+    with left:
+        page.section("Candidates side by side", join(_explained(run.run_id, before)))
+        points = check_queries.trend(url, summary.check)
+        agreement = check_queries.trend(url, summary.check, _AGREEMENT)
+        st.html(candidate_table(summary, mark, points, agreement))
+    with right:
+        page.section(
+            "Quality against bits per weight",
+            "Further down and further left is better. Filled points are on the front.",
+        )
+        _tradeoff(url, summary)
+
+
+def _explained(run: str, before: str | None) -> Iterator[object]:
+    yield "The "
+    yield link("newest run with results", "run", run=run)
+    yield ", each candidate against its own baseline."
+    if before is not None and before != run:
+        yield " "
+        yield link("Compare the two runs", "compare", run_a=before, run_b=run)
+        yield " layer by layer."
+
+
+def _tradeoff(url: str, summary: CheckSummary) -> None:
+    found = check_queries.pareto(url, summary.check)
+    if not found:
+        st.html(tag("p", "No candidate's size is known.", class_="qw-soft"))
+        return
+    spec = METRICS[check_queries.HEADLINE[0]]
+    figure = tradeoff_chart(found, unit=f"{spec.title}, {spec.unit}, mean", is_log=spec.log_scale)
+    alt = f"Output KL against bits per weight of {len(found)} candidates"
+    plain_chart(figure, "tradeoff", alt, f"{summary.check}-quality-by-size")

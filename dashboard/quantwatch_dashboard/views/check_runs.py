@@ -1,0 +1,57 @@
+"""The list of a check's runs, newest first, page by page."""
+
+from collections import defaultdict
+
+import streamlit as st
+
+from quantwatch_dashboard import clock
+from quantwatch_dashboard.components import filters, page, trouble
+from quantwatch_dashboard.components.markup import tag
+from quantwatch_dashboard.components.run_list import run_rows
+from quantwatch_dashboard.history import Change
+from quantwatch_dashboard.queries import check as check_queries
+from quantwatch_dashboard.summaries import CheckSummary
+
+_PER_PAGE = 20
+_KINDS = ("all runs", "with a change", "not passing")
+
+
+@st.fragment
+@trouble.guarded
+def show(url: str, summary: CheckSummary) -> None:
+    """Show the ended runs with their outcome, duration, and what was another than before."""
+    marks = check_queries.marks(url, summary.check)
+    page.section(
+        "Runs",
+        "Newest first. What changed is said of the run in which it was another for the first time.",
+    )
+    if not marks:
+        st.html(tag("p", "No run has ended yet.", class_="qw-soft"))
+        return
+    changes: dict[str, list[Change]] = defaultdict(list)
+    for change in check_queries.changed(url, summary.check):
+        changes[change.run_id].append(change)
+    kind = filters.choose("Show", "runs", _KINDS)
+    shown = [
+        m for m in reversed(marks)
+        if kind == _KINDS[0]
+        or (kind == _KINDS[1] and m.run_id in changes)
+        or (kind == _KINDS[2] and (m.verdict is None or m.verdict.value != "pass"))
+    ]  # fmt: skip
+    table = st.container()
+    with st.container(horizontal=True, vertical_alignment="center"):
+        first = _PER_PAGE * filters.number_of_page("page", len(shown), _PER_PAGE, kind)
+        rows = shown[first : first + _PER_PAGE]
+        st.html(tag("span", _counted(first, len(rows), len(shown)), class_="qw-soft qw-small"),
+                width="content")  # fmt: skip
+    if rows:
+        pinned, now, zone = summary.state.baseline_run_id, clock.now(), clock.zone()
+        table.html(run_rows(rows, changes, pinned, now, zone))
+
+
+def _counted(first: int, number: int, total: int) -> str:
+    if not total:
+        return "No run of that kind."
+    most = check_queries.MOST_RUNS
+    newest = f"the newest {total}" if total >= most else str(total)
+    return f"{first + 1}–{first + number} of {newest} runs"

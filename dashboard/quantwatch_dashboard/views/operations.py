@@ -1,0 +1,59 @@
+"""Operations: does the service run, what waits, and is there room for what comes."""
+
+import streamlit as st
+
+from quantwatch_dashboard import clock, queries, service_words
+from quantwatch_dashboard.components import page, service, trouble
+from quantwatch_dashboard.components.tabs import choose
+from quantwatch_dashboard.queries import operations as operation_queries
+from quantwatch_dashboard.service_words import Figure
+from quantwatch_dashboard.views import (
+    operations_database,
+    operations_delivery,
+    operations_service,
+    operations_settings,
+)
+
+_EVERY_S = 5
+_PARTS = {
+    "Service": operations_service.show,
+    "Delivery": operations_delivery.show,
+    "Database": operations_database.show,
+    "GPUs": operations_database.gpus,
+    "Settings": operations_settings.show,
+    "Audit": operations_settings.audit,
+}
+
+
+@trouble.guarded
+def show() -> None:
+    """Show the figures at the top and, below, the part that the address names."""
+    page.begin()
+    url = queries.url()
+    # Before any fragment: when the database is the trouble there is one card, not two.
+    operation_queries.service(url)
+    _top(url)
+    _PARTS[choose("part", tuple(_PARTS))](url)
+
+
+@st.fragment(run_every=_EVERY_S)
+@trouble.guarded
+def _top(url: str) -> None:
+    """Show headline and figures, and ask again every few seconds."""
+    found = operation_queries.service(url)
+    figures = _figures(url, found)
+    page.head(service_words.headline(found.parts, found.silence_s, figures))
+    st.html(service.tiles(figures))
+
+
+def _figures(url: str, found: operation_queries.Service) -> tuple[Figure, ...]:
+    space, now = operation_queries.space(url), clock.now()
+    failed = operation_queries.failed(url)
+    return (
+        service_words.scheduler(found.leader, found.silence_s),
+        service_words.workers(found.parts),
+        service_words.queue(queries.running(url), now),
+        service_words.deliveries(dict(found.deliveries), found.oldest_delivery, now),
+        service_words.trouble(len(failed), len(found.quarantined), found.parts),
+        service_words.room(space.total_bytes, space.disk),
+    )

@@ -1,0 +1,51 @@
+"""Where non-finite values are born: the first place of each prompt, and a map of one prompt."""
+
+import streamlit as st
+
+from quantwatch_dashboard import queries, series
+from quantwatch_dashboard.charts.births import MAX_POINTS, birth_map
+from quantwatch_dashboard.components import births, clicks, page
+from quantwatch_dashboard.components.markup import tag
+from quantwatch_dashboard.focus import Focus
+from quantwatch_dashboard.nonfinite import Birth, by_prompt
+
+
+def show(focus: Focus) -> None:
+    """Show the birth map of the chosen candidate; nothing when every value is finite."""
+    result = focus.result
+    counted = series.num_nonfinite(result)
+    if not any(counted.values()):
+        return
+    page.section(
+        "Where values stop being finite",
+        "For each token the first place, in forward order, at which NaN or an infinity appears."
+        " What lies behind it only inherits.",
+    )
+    st.html(births.candidates(result, counted))
+    key = (focus.url, result.run_id, focus.candidate.name, result.suite_hash)
+    found = queries.births(*key) if counted.get(focus.candidate.name) else ()
+    if not found:
+        st.html(tag("p", f"{focus.candidate.name} is finite wherever its tokens are kept.",
+                    class_="qw-soft"))  # fmt: skip
+        return
+    left, right = st.columns([3, 2], gap="medium")
+    with left:
+        _map(focus, [birth for birth in found if birth.place.prompt == focus.prompt])
+    with right:
+        st.html(births.prompts(by_prompt(found), result.run_id, focus.candidate.name))
+
+
+def _map(focus: Focus, here: list[Birth]) -> None:
+    """Show one prompt's births token by token."""
+    if not here:
+        words = f"Prompt {focus.prompt} is finite; choose one from the table."
+        st.html(tag("p", words, class_="qw-soft"))
+        return
+    prompts = queries.prompts(focus.url, focus.result.suite_hash)
+    tokens = next(p.num_tokens for p in prompts if p.index == focus.prompt)
+    figure = birth_map(here, series.scopes(focus.candidate), tokens)
+    alt = "First place that is not finite, by token"
+    clicks.chart(figure, "births", alt, f"{focus.file_name}-births")
+    if len(here) > MAX_POINTS:
+        words = f"The earliest {MAX_POINTS:,} of {len(here):,} tokens."
+        st.html(tag("p", words, class_="qw-soft qw-small"))

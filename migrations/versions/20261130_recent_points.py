@@ -1,0 +1,106 @@
+"""The headline of each check's newest runs, and since when its verdict is what it is."""
+
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0007"
+down_revision = "0006"
+branch_labels = None
+depends_on = None
+
+_STRING, _INT, _COUNT = sa.String(), sa.Integer(), sa.BigInteger()
+_TIME = sa.DateTime(timezone=True)
+_DOUBLE: Any = sa.Double()
+
+_KEPT = 30
+# What a mean without a value was: its own kind, else that of the values it was taken over.
+_KIND = """CASE
+  WHEN m.mean IS NOT NULL THEN 'finite'
+  WHEN m.kinds LIKE '%"mean":"nan"%' THEN 'nan'
+  WHEN m.kinds LIKE '%"mean":"posinf"%' THEN 'posinf'
+  WHEN m.kinds LIKE '%"mean":"neginf"%' THEN 'neginf'
+  WHEN m.n_nan > 0 THEN 'nan'
+  WHEN m.n_posinf > 0 THEN 'posinf'
+  WHEN m.n_neginf > 0 THEN 'neginf'
+  ELSE 'missing' END"""
+_POINTS = f"""
+INSERT INTO recent_point
+  (run_id, idx, check_id, started_at, candidate, verdict, value, kind, se, floor)
+SELECT r.id, COALESCE(c.idx, -1), r.check_id, r.started_at, c.name, c.verdict, m.mean, {_KIND},
+  m.se, f.value
+FROM (
+  SELECT id, check_id, started_at,
+    ROW_NUMBER() OVER (PARTITION BY check_id ORDER BY started_at DESC, id DESC) AS place
+  FROM run WHERE status IN ('succeeded', 'failed', 'timed_out', 'abandoned')
+) AS r
+LEFT JOIN run_candidate AS c ON c.run_id = r.id
+LEFT JOIN measurement AS m ON m.run_candidate_id = c.id
+  AND m.metric_id = (SELECT id FROM metric WHERE slug = 'logit_kl')
+  AND m.scope_id = (SELECT id FROM scope WHERE name = 'model')
+LEFT JOIN noise_floor AS f ON f.run_id = r.id
+  AND f.metric_id = (SELECT id FROM metric WHERE slug = 'logit_kl')
+  AND f.scope_id = (SELECT id FROM scope WHERE name = 'model')
+WHERE r.place <= {_KEPT}"""
+# The first succeeded run after the last one with another verdict.
+_SINCE = """
+UPDATE latest_run SET verdict_since = (
+  SELECT MIN(streak.started_at) FROM run AS streak
+  WHERE streak.check_id = latest_run.check_id AND streak.status = 'succeeded'
+  AND NOT EXISTS (
+    SELECT 1 FROM run AS other, run AS newest
+    WHERE newest.id = latest_run.succeeded_run_id AND other.check_id = latest_run.check_id
+    AND other.status = 'succeeded' AND other.verdict <> newest.verdict
+    AND other.started_at >= streak.started_at))
+WHERE succeeded_run_id IS NOT NULL"""
+
+
+def upgrade() -> None:
+    _bound_lock_waits()
+    op.add_column("latest_run", sa.Column("verdict_since", _TIME, nullable=True))
+    op.create_table(
+        "recent_point",
+        *_columns(_STRING, "run_id"),
+        *_columns(_COUNT, "idx"),
+        *_columns(_INT, "check_id"),
+        *_columns(_TIME, "started_at"),
+        *_columns(_STRING, "candidate", "verdict", nullable=True),
+        *_columns(_DOUBLE, "value", nullable=True),
+        *_columns(_STRING, "kind"),
+        *_columns(_DOUBLE, "se", "floor", nullable=True),
+        sa.PrimaryKeyConstraint("run_id", "idx", name=op.f("pk_recent_point")),
+        _to("run_id", "run", ondelete="CASCADE"),
+        _to("check_id", "check"),
+        sa.CheckConstraint(
+            "(kind = 'finite') = (value IS NOT NULL)",
+            name=op.f("ck_recent_point_value_iff_finite"),
+        ),
+        sqlite_with_rowid=False,
+    )
+    op.create_index(
+        op.f("ix_recent_point_check_id_started_at"), "recent_point", ["check_id", "started_at"]
+    )
+    op.execute(_POINTS)
+    op.execute(_SINCE)
+
+
+def downgrade() -> None:
+    _bound_lock_waits()
+    op.drop_table("recent_point")
+    op.drop_column("latest_run", "verdict_since")
+
+
+def _columns(kind: Any, *names: str, nullable: bool = False) -> list[sa.Column[Any]]:
+    return [sa.Column(name, kind, nullable=nullable) for name in names]
+
+
+def _to(column: str, table: str, ondelete: str | None = None) -> sa.ForeignKeyConstraint:
+    name = op.f(f"fk_recent_point_{column}_{table}")
+    return sa.ForeignKeyConstraint([column], [f"{table}.id"], name=name, ondelete=ondelete)
+
+
+def _bound_lock_waits() -> None:
+    """Fail rather than queue behind a long transaction and block everybody else."""
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("SET LOCAL lock_timeout = '10s'")

@@ -1,0 +1,266 @@
+"""The page of a check in every state: trend, candidates, runs, and what can be done."""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import streamlit as st
+from streamlit.testing.v1 import AppTest
+from tests.dashboard.invented import Candidate, Spec
+from tests.dashboard.test_dashboard_overview import queue
+from tests.dashboard.test_dashboard_views import html, open_page
+
+from quantwatch.domain import RunResult, RunStatus, Verdict
+from quantwatch.store import audit, baselines
+from quantwatch.store.session import Database, open_database
+from quantwatch.store.tables import ScheduleRow
+from quantwatch_dashboard import access
+from quantwatch_dashboard.roles import How, Person, Role
+
+RUN = "01JD0000000000000000000006"
+SMALL: dict[str, Any] = {"num_layers": 1, "num_prompts": 1}
+
+
+@pytest.fixture(autouse=True)
+def _operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "current", lambda: Person("ann", Role.OPERATOR, How.SIGNED_IN))
+
+
+def boxes(page: AppTest) -> dict[str, str]:
+    return {box.label: str(box.value) for box in page.selectbox}
+
+
+def press(page: AppTest, label: str) -> AppTest:
+    """Press the first button of that label; nothing may fail."""
+    next(button for button in page.button if button.label == label).click().run()
+    assert not page.exception, page.exception
+    return page
+
+
+def test_a_regression_in_words_numbers_and_pictures(demo_url: str) -> None:
+    """Catches a page that does not say at a glance what is worse, since when, and than what."""
+    page = open_page("check", check="demo")
+    shown = html(page)
+
+    assert "int8-fault: layers.14.mlp.down_proj" in shown
+    assert "qw-tone-regression" in shown
+    assert len(page.get("plotly_chart")) == 2
+    assert "Candidates side by side" in shown
+    assert "1–7 of 7 runs" in shown
+    assert boxes(page)["Candidate"] == "int8-fault"
+    assert "In the run where it began, nothing changed that is recorded" in shown
+    assert f'href="run?run={RUN}"' in shown
+
+
+def test_without_a_name_it_is_the_worst_check(demo_url: str) -> None:
+    """Catches a menu entry that leads to an empty page."""
+    assert "<h1>demo</h1>" in html(open_page("check"))
+
+
+def test_address_restores_the_trend(demo_url: str) -> None:
+    """Catches a link in a message that opens another statistic."""
+    wanted = {
+        "metric": "lens_kl", "scope": "layers.14", "statistic": "p99", "candidate": "int4-g64",
+        "range": "30", "alone": "1", "runs": "with a change",
+    }  # fmt: skip
+    page = open_page("check", check="demo", **wanted)
+
+    assert boxes(page) | {
+        "Metric": "lens_kl", "Place": "layers.14", "Statistic": "p99", "Candidate": "int4-g64",
+        "Range": "30", "Show": "with a change",
+    } == boxes(page)  # fmt: skip
+    assert page.toggle[0].value
+    assert {key: page.query_params[key] for key in wanted} == wanted
+    assert "Per-layer KL" in html(page)
+
+
+def test_a_mistyped_address_shows_the_headline(demo_url: str) -> None:
+    """Catches an exception for an address that was cut."""
+    page = open_page(
+        "check", check="demo", metric="<b>", scope="layers.99", statistic="p98", candidate="x",
+        range="1e9", page="x", pin="y",
+    )  # fmt: skip
+    assert boxes(page)["Metric"] == "logit_kl"
+    assert len(page.get("plotly_chart")) == 2
+
+
+def test_an_unknown_check_is_a_card(demo_url: str) -> None:
+    """Catches a traceback, and markup from the address."""
+    shown = html(open_page("check", check="<script>alert(1)</script>"))
+    assert "That is not in this database" in shown
+    assert "<script" not in shown
+
+
+def test_empty_database_says_what_to_do(empty_url: str) -> None:
+    """Catches an empty box where a newcomer needs the first command."""
+    assert "No check has run yet" in html(open_page("check"))
+
+
+@pytest.mark.parametrize("url", ["sqlite:////nowhere/gone.db", "mysql://root:hunter2@localhost/x"])
+def test_unreadable_database_is_a_card(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a traceback, and a password on the page."""
+    monkeypatch.setenv("QUANTWATCH_DATABASE_URL", url)
+    shown = html(open_page("check", check="demo"))
+    assert "qw-state" in shown
+    assert "hunter2" not in shown
+
+
+def test_a_check_of_failed_runs_only(end_run: Callable[..., None]) -> None:
+    """Catches a monitor's failure that looks like a verdict, and a trend of nothing."""
+    end_run(Spec(), RunStatus.FAILED, "disk full <b>")
+    page = open_page("check", check="demo")
+    shown = html(page)
+
+    assert "No run has succeeded yet" in shown
+    assert "Nothing was measured yet" in shown
+    assert "disk full &lt;b&gt;" in shown
+    assert "qw-tone-regression" not in shown
+    assert not page.get("plotly_chart")
+
+
+def test_one_run_is_enough(save_run: Callable[[Spec], RunResult]) -> None:
+    """Catches a trend that needs two points, and an axis of no width."""
+    save_run(Spec(**SMALL, candidates=(Candidate("only", 1e-2),)))
+    page = open_page("check", check="demo")
+
+    assert len(page.get("plotly_chart")) == 2
+    assert "1–1 of 1 runs" in html(page)
+    assert "nothing to compare it with" in html(page)
+    assert not page.toggle
+
+
+@pytest.mark.parametrize("num_layers", [1, 126])
+def test_shallow_and_deep_models(save_run: Callable[[Spec], RunResult], num_layers: int) -> None:
+    """Catches a picker that assumes 30 layers."""
+    save_run(Spec(num_layers=num_layers, num_prompts=1, candidates=(Candidate("a", 1e-2),)))
+    last = f"layers.{num_layers - 1}"
+    assert boxes(open_page("check", metric="lens_kl", scope=last))["Place"] == last
+
+
+def test_candidates_that_are_not_finite_or_not_measured(
+    save_run: Callable[[Spec], RunResult],
+) -> None:
+    """Catches a logarithm of nothing, and a candidate that is silently left out."""
+    broken = Candidate("broken", 0.0, None, failure="weights are corrupt")
+    nan = Candidate("nan", math.nan, Verdict.REGRESSION, nan_layer=0)
+    save_run(Spec(**SMALL, candidates=(Candidate("exact", 0.0), broken, nan)))
+    shown = html(open_page("check", check="demo"))
+
+    assert shown.count("Not measured") >= 1
+    assert "could not be loaded" in shown
+    for name in ("exact", "broken", "nan"):
+        assert f">{name}<" in shown
+        assert not open_page("check", check="demo", candidate=name).exception
+
+
+def test_nothing_from_the_database_is_markup(save_run: Callable[[Spec], RunResult]) -> None:
+    """Catches names that are rendered as HTML, Markdown or Plotly's markup."""
+    hostile = "<script>alert(1)</script>[x](javascript:alert(1))"
+    run = save_run(Spec(**SMALL, check=hostile, candidates=(Candidate(f"{hostile}<b>", 1e-2),)))
+    page = open_page("check", check=run.check)
+
+    assert "<script" not in html(page)
+    assert "&lt;script&gt;" in html(page)
+    assert not [m for m in page.markdown if "javascript" in m.value]
+    assert "javascript" not in " ".join(button.label for button in page.button)
+    specs = [chart.proto.spec for chart in page.get("plotly_chart")]
+    assert not [spec for spec in specs if re.search(r"<b>\"|<script", spec)]
+
+
+def test_a_run_under_way_is_on_the_page(demo_url: str) -> None:
+    """Catches a page that shows last night's results while a run replaces them."""
+    run_id = queue(demo_url, "demo")
+    st.cache_resource.clear()
+    shown = html(open_page("check", check="demo"))
+    assert f"run?run={run_id}" in shown
+    assert "waits for a worker" in shown
+
+
+def test_schedule_and_next_runs(demo_url: str) -> None:
+    """Catches a schedule that can't be read any more, or has no next run."""
+    database = open_database(demo_url)
+    with database.writer() as session:
+        names = {check: i for i, check in enumerate(("chat-int8", "demo"), 1)}
+        for settings, check_id in (({"every": "6h", "zone": "Mars/X"}, 1),
+                                   ({"cron": "0 2 * * *", "zone": "UTC"}, 2)):  # fmt: skip
+            session.add(
+                ScheduleRow(
+                    check_id=check_id, settings=settings, settings_sha="x", anchor_at=Spec().started_at,
+                    look_at=Spec().started_at,
+                )
+            )  # fmt: skip
+    database.close()
+    shown = {name: html(open_page("check", check=name)) for name in names}
+
+    assert sum("0 2 * * * UTC" in each for each in shown.values()) == 1
+    assert sum("not planned yet" in each for each in shown.values()) == 1
+
+
+def test_pausing_asks_for_a_reason_and_resuming_does_not(furnished: str, db: Database) -> None:
+    """Catches an action that is not carried out, not audited, or contradicts itself afterwards."""
+    page = press(open_page("check", check="demo"), "Pause …")
+    page.text_input(key="words-pause-demo").set_value("holiday <b>")
+    press(page, "Pause")
+    assert "Paused just now" in html(page)
+    assert "holiday &lt;b&gt;" in html(page)
+    press(page, "Resume")
+
+    assert "It runs again from its next slot on." in html(page)
+    assert "slots are skipped" not in html(page)
+    assert [entry.action for entry in audit.list_entries(db)][:2] == ["resumed", "paused"]
+
+
+def test_run_now_queues_one_run(furnished: str) -> None:
+    """Catches a button that starts a run per click."""
+    page = press(open_page("check", check="demo"), "Run now")
+    said = re.search(r"Run (01\w{24}) waits for a worker", html(page))
+    assert said is not None
+    press(page, "Run now")
+    assert f"Run {said[1]} waits" in html(page)
+
+
+def test_pinning_and_unpinning_the_baseline(furnished: str, db: Database) -> None:
+    """Catches a baseline that is not the run that was chosen."""
+    page = open_page("check", check="demo")
+    chosen = str(page.selectbox(key="filter-pin").value)
+    assert chosen != RUN, "a regression must not be offered first"
+    press(page, "Pin this run")
+    assert baselines.get_pinned(db, "demo") == chosen
+    assert f"Later runs are compared with …{chosen[-8:]}" in html(page)
+    press(page, "Unpin the baseline …")
+    press(page, "Unpin the baseline")
+    assert baselines.get_pinned(db, "demo") is None
+
+
+def test_a_viewer_sees_what_is_not_allowed(furnished: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a button that fails only after it was pressed."""
+    monkeypatch.setattr(access, "current", lambda: Person("v", Role.VIEWER, How.SIGNED_IN))
+    page = open_page("check", check="demo")
+    labels = ("Run now", "Pause", "Pin this run")
+    found = [button for button in page.button if button.label in labels]
+
+    assert {button.label for button in found} == set(labels)
+    assert all(button.disabled for button in found)
+
+
+def test_a_check_in_quarantine_is_released_by_an_admin(
+    furnished: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a check that never runs again."""
+    monkeypatch.setattr(access, "current", lambda: Person("ann", Role.ADMIN, How.SIGNED_IN))
+    page = open_page("check", check="poisonous")
+    assert "in quarantine" in html(page)
+    press(press(page, "Release from quarantine …"), "Release from quarantine")
+    assert "in quarantine" not in html(page)
+
+
+def test_another_check_by_the_picker(demo_url: str) -> None:
+    """Catches a picker whose choice is lost."""
+    page = open_page("check", check="demo", metric="lens_kl")
+    page.selectbox(key="pick-check").select("chat-int8").run()
+
+    assert not page.exception
+    assert "<h1>chat-int8</h1>" in html(page)
+    assert page.query_params["check"] == "chat-int8"

@@ -1,0 +1,110 @@
+"""What is taken along: every digit, nothing that a spreadsheet runs; both models' top tokens."""
+
+import csv
+import io
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from quantwatch.domain import RunResult
+from quantwatch_dashboard import exports
+from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace
+from quantwatch_dashboard.summaries import WorstToken
+from quantwatch_dashboard.toplogits import top_rows
+
+
+def read(payload: bytes) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(payload.decode())))
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "  =cmd|' /C calc'!A0", "\n=1"],
+    ids=repr,
+)
+def test_text_is_no_formula(cell: str) -> None:
+    """Catches a prompt that a spreadsheet runs."""
+    assert exports.safe(cell) == f"'{cell}"
+
+
+@pytest.mark.parametrize(
+    ("cell", "kept"),
+    [(-0.25, "-0.25"), (1 / 3, "0.3333333333333333"), (math.nan, "nan"), (-math.inf, "-inf"),
+     ("plain", "plain"), ("a=b", "a=b"), (7, 7), (None, None)],
+    ids=repr,
+)  # fmt: skip
+def test_numbers_stay_numbers(cell: object, kept: object) -> None:
+    """Catches a minus that makes text of a number, and digits that are lost."""
+    assert exports.safe(cell) == kept
+
+
+def test_measurements_are_complete_and_exact(planted: RunResult) -> None:
+    """Catches a metric, scope or candidate that is left out, and rounded numbers."""
+    odd = replace(
+        planted, candidates=(replace(planted.candidates[0], name="=evil"), *planted.candidates[1:])
+    )
+    rows = read(exports.measurements_csv(odd))
+
+    assert len(rows) == sum(len(c.measurements) for c in planted.candidates)
+    assert rows[0]["candidate"] == "'=evil"
+    first = planted.candidates[0].measurements[0]
+    assert float(rows[0]["mean"]) == first.mean
+    assert (rows[0]["metric"], rows[0]["unit"], float(rows[0]["noise_floor"])) == (
+        "logit_kl",
+        "nats",
+        3e-9,
+    )
+
+
+def test_matrix_has_a_row_per_token() -> None:
+    """Catches 30,000 columns, which no spreadsheet opens, and unmeasured cells that are 0."""
+    places = (TokenPlace(3, 7, 11, "=x"), TokenPlace(3, 8, 12, None))
+    values = np.array([[0.1, math.nan], [math.inf, 0.0]])
+    grid = TokenGrid(
+        ("layers.0", "layers.1"), places, values, np.array([[False] * 2, [False, True]])
+    )
+    rows = read(exports.matrix_csv(grid))
+
+    assert rows[0] == {"prompt": "3", "position": "7", "token_id": "11", "token": "'=x",
+                       "layers.0": "0.1", "layers.1": "inf"}  # fmt: skip
+    assert (rows[1]["token"], rows[1]["layers.0"], rows[1]["layers.1"]) == ("", "nan", "")
+
+
+def test_half_a_character_is_written() -> None:
+    """Catches a token that is no UTF-8, by which the whole download fails."""
+    token = WorstToken(TokenPlace(0, 1, 2, "\ud83d"), 0.5)
+
+    assert read(exports.worst_csv([token]))[0]["token"] == "?"
+
+
+def test_top_rows_know_who_moved() -> None:
+    """Catches ranks counted the wrong way, and shares that don't add up."""
+    ids, own = [5.0, 6.0, 7.0], [6.0, 5.0, 9.0]
+    top = np.array([ids, [3.0, 2.0, 1.0], own, [3.5, 2.5, 0.0], [2.5, 3.5, -1.0]])
+    rows = top_rows(top)
+
+    assert [row.rank_in_candidate for row in rows] == [2, 1, None]
+    assert [row.rank_in_reference for row in rows] == [2, 1, None]
+    assert [row.difference for row in rows] == [-0.5, 1.5, -2.0]
+    assert sum(row.reference_share for row in rows) == pytest.approx(1)
+    assert rows[0].candidate_share == pytest.approx(math.e**3.5 / (math.e**3.5 + math.e**2.5 + 1))
+    words = ["a"] * 6 + ["+b"]
+    assert read(exports.top_csv(rows, words))[1]["reference_token"] == "'+b"
+
+
+def test_top_rows_of_nan_are_nan() -> None:
+    """Catches an exception, or a share of 0, where the model returns no number."""
+    top = np.array([[1.0, 2.0], [math.nan, 1.0], [1.0, math.nan], [math.nan, math.nan], [0.0, 0.0]])
+    first, second = top_rows(top)
+
+    assert math.isnan(first.reference_share)
+    assert second.candidate_id is None
+
+
+def test_file_names_are_plain() -> None:
+    """Catches a candidate's name that leaves the folder, and one that is too long to be a name."""
+    assert exports.file_name("../../etc/<b>.csv") == "..-..-etc--b-.csv"
+    assert len(exports.file_name("n" * 300 + ".csv")) == 120
+    assert exports.file_name("n" * 300 + ".csv").endswith(".csv")

@@ -1,0 +1,256 @@
+"""How all checks stand, from a database that `benchmarks/fill.py` wrote: right, and never slow."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, event, text
+
+from quantwatch.domain import RunResult, RunStatus, Verdict
+from quantwatch.store import runs
+from quantwatch.store.marks import run_marks
+from quantwatch.store.overview import check_states, unended_runs
+from quantwatch.store.reading import read_results
+from quantwatch.store.records import RunSummary
+from quantwatch.store.session import Database, open_database
+from quantwatch.store.states import CheckState
+from quantwatch.store.summaries import get_series, list_runs, measured_places
+from quantwatch.store.upgrade import migrations_folder
+
+FILL = Path(__file__).parents[3] / "benchmarks" / "fill.py"
+CHECKS, NIGHTS = 14, 34
+SIZE = ("--checks", str(CHECKS), "--nights", str(NIGHTS), "--layers", "3", "--block-nights", "1")
+
+
+@pytest.fixture(
+    scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
+)
+def filled(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[tuple[Database, Any]]:
+    """A filled database, and what the script printed of it."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path_factory.mktemp('filled')}/quantwatch.db"
+    else:
+        server, name = request.getfixturevalue("postgres_server"), f"filled_{uuid.uuid4().hex}"
+        admin = create_engine(server, isolation_level="AUTOCOMMIT")
+        with admin.connect() as connection:
+            connection.execute(text(f"CREATE DATABASE {name}"))
+        admin.dispose()
+        url = server.set(database=name).render_as_string(hide_password=False)
+    command = [sys.executable, str(FILL), "--url", url, *SIZE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    database = open_database(url)
+    yield database, json.loads(done.stdout)
+    database.close()
+
+
+@pytest.fixture
+def db(filled: tuple[Database, Any]) -> Database:
+    return filled[0]
+
+
+@pytest.fixture
+def states(db: Database) -> dict[str, CheckState]:
+    return {state.check: state for state in check_states(db)}
+
+
+def statements(db: Database, read: Callable[[], object]) -> list[tuple[str, Any]]:
+    """Return what a read asks the database, BEGIN apart."""
+    asked: list[tuple[str, Any]] = []
+
+    def note(_c: Any, _cursor: Any, words: str, values: Any, *_: Any) -> None:
+        if words.startswith("SELECT"):
+            asked.append((words, values))
+
+    event.listen(db.engine, "before_cursor_execute", note)
+    try:
+        read()
+    finally:
+        event.remove(db.engine, "before_cursor_execute", note)
+    return asked
+
+
+def test_fill_writes_what_it_says(filled: tuple[Database, Any]) -> None:
+    """Catches a benchmark database that is smaller than its figures are said to be for."""
+    database, printed = filled
+    newest = list_runs(database, limit=10_000)
+    assert printed["runs"] == len(newest)
+    assert len({run.check for run in newest}) == CHECKS
+    with database.reader() as session:
+        assert session.scalar(text("SELECT count(*) FROM measurement")) == printed["measurements"]
+        assert session.scalar(text("SELECT count(*) FROM block")) > 0
+        assert session.scalar(text("SELECT count(*) FROM delivery WHERE state = 'dead'")) > 0
+    a_copy = newest[5 * CHECKS].run_id
+    assert runs.get_result(database, a_copy).candidates[0].measurements
+
+
+def test_states_agree_with_history(db: Database, states: dict[str, CheckState]) -> None:
+    """Catches a pointer, a streak or a copied headline that is not what the runs say."""
+    assert len(states) == CHECKS
+    for name, state in states.items():
+        ended = [run for run in list_runs(db, name, limit=500) if run.status.is_ended]
+        succeeded = [run for run in ended if run.status is RunStatus.SUCCEEDED]
+        assert state.newest == ended[0]
+        assert state.decided == succeeded[0]
+        assert state.since == streak(succeeded)
+        assert [run.run_id for run in state.recent] == [run.run_id for run in ended[:30][::-1]]
+        points = {(p.run_id, p.candidate): p for p in get_series(db, name, "logit_kl")}
+        for run in state.recent:
+            for line in run.headlines:
+                point = points[run.run_id, line.candidate]
+                assert (line.value, line.kind, line.se) == (point.value, point.kind, point.se)
+                assert (line.verdict, run.floor) == (point.verdict, point.floor)
+        assert state.baseline_run_id == succeeded[-1].run_id
+        for candidate, line in state.baseline.items():
+            assert line.value == points[state.baseline_run_id, candidate].value
+
+
+def streak(newest_first: list[RunSummary]) -> datetime:
+    verdict = newest_first[0].verdict
+    count = next((i for i, run in enumerate(newest_first) if run.verdict != verdict), None)
+    return newest_first[:count][-1].started_at
+
+
+def test_states_tell_who_waits_and_what_fires(states: dict[str, CheckState]) -> None:
+    """Catches an overview that hides a pause, a run under way, an alert, or a failed night."""
+    paused = [state for state in states.values() if state.pause is not None]
+    assert [state.pause.by for state in paused if state.pause] == ["lee"]
+    under_way = [state.unended[0] for state in states.values() if state.unended]
+    assert [(run.status, run.stage) for run in under_way] == [(RunStatus.MEASURING, "measuring")]
+    assert (under_way[0].tokens_done, under_way[0].tokens_total) == (5_632, 12_288)
+    firing = {name: state.alerts for name, state in states.items() if state.alerts.firing}
+    assert len(firing) == 3, "a fault, a drift, and one that is not finite"
+    for name in firing:
+        decided = states[name].decided
+        assert decided is not None
+        assert decided.verdict in (Verdict.REGRESSION, Verdict.WARN)
+    failed = [s for s in states.values() if s.newest and s.newest.status is RunStatus.FAILED]
+    assert len(failed) == 1
+    assert failed[0].recent[-1].headlines == ()
+    assert all(state.timetable and state.timetable.next_slot_at for state in states.values())
+    assert {tag for state in states.values() for tag in state.config["tags"]} >= {"production"}
+
+
+def test_queries_do_not_grow_with_checks(db: Database, states: dict[str, CheckState]) -> None:
+    """Catches a query per check: 200 checks would take seconds."""
+    one = statements(db, lambda: check_states(db, next(iter(states))))
+    assert len(statements(db, lambda: check_states(db))) == len(one) <= 8
+
+
+def test_marks_say_what_runs_were_made_with(db: Database, states: dict[str, CheckState]) -> None:
+    """Catches a driver that changed unseen, and a candidate without its size."""
+    for name in states:
+        marks = run_marks(db, name)
+        assert [mark.run_id for mark in marks] == sorted(mark.run_id for mark in marks)
+        measured = [mark for mark in marks if mark.verdict is not None]
+        drivers = {mark.environment["gpus"][0]["driver"] for mark in measured}
+        assert len(drivers) == 3
+        assert all(c.bits_per_weight and c.digests for mark in measured for c in mark.candidates)
+        assert measured[-1].reference == measured[0].reference
+
+
+def briefly(db: Database, run: str) -> dict[str, RunResult]:
+    with db.reader() as session:
+        return read_results(session, [run, "no such run"], metric="logit_kl")
+
+
+def test_a_run_is_read_briefly(db: Database, states: dict[str, CheckState]) -> None:
+    """Catches a short reading that is another run's, or that lacks what is told of it."""
+    decided = next(s.decided for s in states.values() if s.decided and s.decided.num_alerts)
+    found, whole = briefly(db, decided.run_id), runs.get_result(db, decided.run_id)
+    (one,) = found.values()
+
+    assert (one.alerts, one.config, one.check) == (whole.alerts, whole.config, whole.check)
+    assert set(one.noise_floor) == {("logit_kl", "model")}
+    for short, full in zip(one.candidates, whole.candidates, strict=True):
+        assert short == replace(full, measurements=short.measurements)
+        assert [row.metric for row in short.measurements] == ["logit_kl"]
+        assert short.measurements[0] in full.measurements
+
+
+READS: dict[str, Callable[[Database, str, str], object]] = {
+    "overview": lambda db, _check, _run: check_states(db),
+    "check": lambda db, check, _run: check_states(db, check),
+    "running": lambda db, _check, _run: unended_runs(db),
+    "series": lambda db, check, _run: get_series(db, check, "lens_kl", "layers.1", "p99"),
+    "marks": lambda db, check, _run: run_marks(db, check),
+    "places": lambda db, _check, run: measured_places(db, run),
+    "briefly": lambda db, _check, run: briefly(db, run),
+    "result": lambda db, _check, run: runs.get_result(db, run),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_no_read_scans_the_measurements(
+    db: Database, states: dict[str, CheckState], name: str
+) -> None:
+    """Catches a query that is fast on a small database and reads ten million rows on a large."""
+    check, state = next(iter(states.items()))
+    assert state.decided is not None
+    run = state.decided.run_id
+    asked = statements(db, lambda: READS[name](db, check, run))
+    assert asked
+    for words, values in asked:
+        for line in plan(db, words, values):
+            assert not re.search(r"(SCAN|Seq Scan on) (measurement|noise_floor|block)\b", line), (
+                f"{line}\n{words}"
+            )
+
+
+def plan(db: Database, words: str, values: Any) -> list[str]:
+    with db.reader() as session:
+        connection = session.connection()
+        if connection.dialect.name == "postgresql":
+            # A few pages are read faster than an index; ten million rows are not.
+            connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+            rows = connection.exec_driver_sql(f"EXPLAIN {words}", values)
+            return [str(row[0]) for row in rows]
+        rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {words}", values)
+        return [str(row[3]) for row in rows]
+
+
+def migration() -> ModuleType:
+    path = migrations_folder() / "versions" / "20261130_recent_points.py"
+    spec = importlib.util.spec_from_file_location("recent_points", path)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def test_the_migration_writes_what_runs_write(db: Database) -> None:
+    """Catches an upgraded database whose overview differs from one that ran all the time."""
+    kept = (
+        "SELECT run_id, idx, check_id, candidate, verdict, value, kind, se, floor "
+        "FROM recent_point ORDER BY run_id, idx",
+        "SELECT check_id, verdict_since FROM latest_run ORDER BY check_id",
+    )
+    made = migration()
+    with db.writer() as session:
+        before = [session.execute(text(words)).all() for words in kept]
+        session.execute(text("DELETE FROM recent_point"))
+        session.execute(text("UPDATE latest_run SET verdict_since = NULL"))
+        for words in (made._POINTS, made._SINCE):
+            # `exec_driver_sql`: the colon in JSON is no parameter.
+            session.connection().exec_driver_sql(
+                words.replace("%", "%%") if _is_postgres(db) else words
+            )
+        after = [session.execute(text(words)).all() for words in kept]
+        session.rollback()
+    assert before[0]
+    assert after == before
+
+
+def _is_postgres(db: Database) -> bool:
+    return db.engine.dialect.name == "postgresql"

@@ -1,0 +1,111 @@
+"""The copied headlines and the streak, kept by whatever ends a run."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from tests.dashboard.invented import START, Candidate, Spec
+from tests.dashboard.invented_runs import save, save_ended
+
+from quantwatch.domain import RunStatus, Verdict
+from quantwatch.store.overview import check_states
+from quantwatch.store.recent import KEPT
+from quantwatch.store.session import open_database
+from quantwatch.store.states import CheckState
+from quantwatch.store.upgrade import upgrade
+
+Night = Callable[[int, Verdict], None]
+
+
+@pytest.fixture
+def url(database_url: str) -> str:
+    upgrade(database_url)
+    return database_url
+
+
+@pytest.fixture
+def night(url: str, tmp_path: Path) -> Night:
+    """Write the succeeded run of one night, in whatever order nights are given."""
+
+    def write(number: int, verdict: Verdict) -> None:
+        save(url, spec(number, verdict), tmp_path)
+
+    return write
+
+
+def spec(number: int, verdict: Verdict = Verdict.PASS) -> Spec:
+    candidate = Candidate("a", 1e-2, verdict)
+    at = START + timedelta(days=number)
+    return Spec("c", f"r{number:03}", (candidate,), at, num_layers=1, num_prompts=1, num_tokens=12)
+
+
+def state(url: str) -> CheckState:
+    database = open_database(url, read_only=True)
+    try:
+        return check_states(database)[0]
+    finally:
+        database.close()
+
+
+@pytest.mark.parametrize(
+    ("nights", "since"),
+    [
+        pytest.param([(1, "pass")], 1, id="first run"),
+        pytest.param([(1, "pass"), (2, "pass")], 1, id="as before"),
+        pytest.param([(1, "pass"), (2, "regression"), (3, "regression")], 2, id="worse since"),
+        pytest.param([(1, "warn"), (2, "pass"), (3, "warn")], 3, id="again"),
+        pytest.param([(1, "pass"), (3, "pass"), (2, "warn")], 3, id="imported between"),
+        pytest.param([(2, "pass"), (3, "pass"), (1, "pass")], 1, id="imported before"),
+    ],
+)
+def test_since_is_the_start_of_the_streak(
+    url: str, night: Night, nights: list[tuple[int, str]], since: int
+) -> None:
+    """Catches an age of the newest run where the age of the trouble is meant."""
+    for number, verdict in nights:
+        night(number, Verdict(verdict))
+    assert state(url).since == START + timedelta(days=since)
+
+
+def test_a_run_without_results_is_a_gap(url: str, night: Night) -> None:
+    """Catches a failed night that is not on the sparkline, or a cancelled one that is."""
+    night(1, Verdict.PASS)
+    save_ended(url, spec(2), RunStatus.FAILED, "no memory")
+    save_ended(url, spec(3), RunStatus.CANCELLED, "Ctrl-C")
+    found = state(url)
+
+    assert [(run.run_id, len(run.headlines)) for run in found.recent] == [("r001", 1), ("r002", 0)]
+    assert found.since == START + timedelta(days=1)
+    assert found.newest is not None
+    assert found.newest.status is RunStatus.CANCELLED
+
+
+def test_a_candidate_that_was_not_measured_has_no_value(url: str, tmp_path: Path) -> None:
+    """Catches a candidate that failed to load and looks like a good one, or is not there."""
+    candidates = (Candidate("a", 1e-2, failure="no such file"), Candidate("b", 1e-2))
+    save(url, replace(spec(1), candidates=candidates), tmp_path)
+    first, second = state(url).recent[0].headlines
+
+    assert (first.candidate, first.value, first.kind) == ("a", None, "missing")
+    assert (second.kind, second.verdict) == ("finite", Verdict.PASS)
+
+
+def test_only_the_newest_stay(url: str, night: Night) -> None:
+    """Catches a table that grows for ever, and an imported old run that pushes out a new one."""
+    for number in range(10, 10 + KEPT):
+        save_ended(url, spec(number), RunStatus.FAILED, "down")
+    night(99, Verdict.PASS)
+    night(1, Verdict.PASS)
+    database = open_database(url)
+    with database.writer() as session:
+        kept = session.scalars(text("SELECT run_id FROM recent_point ORDER BY run_id")).all()
+        session.execute(text("DELETE FROM latest_run"))
+        session.execute(text("DELETE FROM run WHERE id = 'r099'"))
+        left = session.scalar(text("SELECT count(*) FROM recent_point"))
+    database.close()
+
+    assert kept == [*(f"r{number:03}" for number in range(11, 10 + KEPT)), "r099"]
+    assert left == KEPT - 1, "retention deletes a run, and its points go with it"
