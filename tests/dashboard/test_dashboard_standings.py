@@ -164,3 +164,21 @@ def test_next_runs(settings: dict[str, str], known: int | None, hours: list[int]
     slot = None if known is None else NOW + timedelta(hours=known)
     found = next_runs(Timetable(settings, slot, None, None), NOW)
     assert [(at - NOW) / timedelta(hours=1) for at in found] == hours
+
+
+@pytest.mark.parametrize(
+    ("settings", "minutes", "late"),
+    [
+        pytest.param({"jitter": "10m"}, 12, False, id="within its jitter"),
+        pytest.param({"jitter": "10m"}, 16, True, id="after it"),
+        pytest.param({}, 6, True, id="without jitter"),
+        pytest.param({"jitter": "soon"}, 6, True, id="jitter that can't be read"),
+        pytest.param({}, -6, False, id="ahead"),
+    ],
+)
+def test_a_slot_is_late_only_after_its_jitter(
+    settings: dict[str, str], minutes: int, late: bool
+) -> None:
+    """Catches a page that cries wolf in the ten minutes in which every check starts."""
+    slot = NOW - timedelta(minutes=minutes)
+    assert standings.is_late(Timetable(settings, slot, None, None), NOW) is late

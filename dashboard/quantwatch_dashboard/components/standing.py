@@ -96,8 +96,8 @@ def _began(changes: Sequence[Change]) -> Iterator[object]:
     told = [changed_words(change, record) for change in changes for record in change.records]
     if not told:
         yield (
-            "In the run where it began, nothing changed that is recorded: the same weights, recipe, "
-            "reference, libraries and driver as before."
+            "In the run where it began, nothing changed that is recorded: the same weights, "
+            "recipe, reference, libraries and driver as before."
         )
         return
     yield "In the run where it began, something changed: "
