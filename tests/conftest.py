@@ -1,6 +1,7 @@
 """Every test starts alike; an empty database per test, on SQLite and on a real PostgreSQL."""
 
 import os
+import signal
 import sys
 import tempfile
 import uuid
@@ -17,6 +18,10 @@ hypothesis.settings.register_profile(
     "quantwatch", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("quantwatch")
+
+# A shell ignores Ctrl-C for what it starts in the background, and children inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -63,7 +63,7 @@ SURFACE = {
     "kernels bounds": "--json --model --out --quick --recipe --threads",
     "kernels off-grid": "--out --seed --threads model",
     "kernels table": "--json --model --out --quick --seed --tasks --text --threads --windows name",
-    "kernels test": "--device --json --no-store --op --out --quick --store --threads",
+    "kernels test": "--case --device --json --no-store --op --out --quick --store --threads",
     "report": "--format --output run",
     "runs cancel": "--reason run",
     "runs diff": "--json after before",

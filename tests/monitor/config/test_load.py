@@ -67,7 +67,7 @@ MISTAKES = {
         'model = "m"\nrecipe = { weights = "int8", granularity = "channel", zzz = 1 }',
         f"{CANDIDATE}.recipe.zzz: unknown key; allowed: activations, calibration, clip, embedding, "
         "exclude, granularity, group_size, layers, method, residual_dtype, rotation, rounding, "
-        "scale_dtype, smooth, weights, zero",
+        "scale_dtype, scales, smooth, weights, zero",
     ),
     "choice": (
         'model = "m"\ndtype = "fp16"',
