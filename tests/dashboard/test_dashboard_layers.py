@@ -63,6 +63,19 @@ def test_threshold_and_outlier_are_drawn() -> None:
     assert list(figure.data[1].x) == [1]
 
 
+@pytest.mark.parametrize("threshold", [0.0, -1.0])
+def test_a_threshold_without_a_place_on_the_axis_is_told(threshold: float) -> None:
+    """Catches the logarithm of a rule by which layers must be equal, on just the run that fails."""
+    figure = layer_chart(
+        [LayerLine("int8", 0, [0.01] * 4)], PLACES, unit="nats", threshold=threshold
+    )
+
+    assert [a.text for a in figure.layout.annotations] == [
+        f"threshold {threshold:g}, below this axis"
+    ]
+    assert not figure.layout.shapes
+
+
 def test_ends_are_not_joined_to_layers() -> None:
     """Catches a line that plunges from the embedding's exact 0 to the first layer's error."""
     places = ("embedding", "layers.0", "layers.1", "final_norm", "head")

@@ -42,7 +42,8 @@ def layer_chart(
     """
     values = [v for line in lines for v in line.values]
     linear = unit.endswith("bits")
-    axis = linear_axis(values) if linear else log_axis(values, threshold)
+    drawn = threshold if threshold is not None and threshold > 0 else None
+    axis = linear_axis(values) if linear else log_axis(values, drawn)
     traces = []
     for line in lines:
         traces.append(_trace(line, axis, places))
@@ -142,6 +143,14 @@ def _annotate(figure: go.Figure, line: LayerLine, axis: Axis, num_places: int) -
 
 
 def _threshold(figure: go.Figure, threshold: float) -> None:
+    if threshold <= 0:
+        # "Must be equal": it has no place on a log axis, so it is told.
+        figure.add_annotation(
+            x=0, xref="paper", xanchor="left", y=0, yref="paper", yanchor="bottom",
+            text=f"threshold {threshold:g}, below this axis", showarrow=False,
+            font={"color": palette.CULPRIT, "size": 11},
+        )  # fmt: skip
+        return
     figure.add_hline(y=threshold, line={"color": palette.CULPRIT, "width": 1.2, "dash": "dash"})
     # Plotly places shapes on a log axis by value, annotations by its logarithm.
     figure.add_annotation(
