@@ -1,6 +1,31 @@
-"""A check whose models may run their own code is marked on its page."""
+"""Marks: how a run ended, and checks whose models may run their own code."""
 
+import pytest
+
+from quantwatch.domain import RunStatus, Verdict
 from quantwatch_dashboard.components.facts import own_code
+from quantwatch_dashboard.components.verdict import Mark, mark
+
+_TOLD = {
+    RunStatus.QUEUED: Mark("…", "Queued"),
+    RunStatus.CLAIMED: Mark("…", "Claimed"),
+    RunStatus.PREPARING: Mark("…", "Preparing"),
+    RunStatus.MEASURING: Mark("…", "Measuring"),
+    RunStatus.FINALIZING: Mark("…", "Finalizing"),
+    RunStatus.SUCCEEDED: Mark("–", "No verdict"),
+    RunStatus.FAILED: Mark("⚡", "Run failed"),
+    RunStatus.TIMED_OUT: Mark("⚡", "Run timed out"),
+    RunStatus.CANCELLED: Mark("⚡", "Run cancelled"),
+    RunStatus.ABANDONED: Mark("⚡", "Run abandoned"),
+    RunStatus.SKIPPED: Mark("–", "Skipped"),
+}
+
+
+@pytest.mark.parametrize("status", RunStatus, ids=str)
+def test_a_run_that_ended_never_looks_under_way(status: RunStatus) -> None:
+    """Catches a run past its deadline with the icon of one that waits, and no word on why."""
+    assert mark(status, None) == _TOLD[status]
+    assert (mark(status, Verdict.REGRESSION).icon == "✕") == (status is RunStatus.SUCCEEDED)
 
 
 def test_variants_with_code_of_their_own_are_named() -> None:

@@ -21,7 +21,12 @@ _VERDICTS: dict[Verdict, Mark] = {
     Verdict.IMPROVEMENT: Mark("↑", "Improvement"),
     Verdict.PASS: Mark("✓", "Pass"),
 }
-TROUBLE = (RunStatus.FAILED, RunStatus.CANCELLED)
+TROUBLE = tuple(
+    status
+    for status in RunStatus
+    if status.is_ended and status not in (RunStatus.SUCCEEDED, RunStatus.SKIPPED)
+)
+"""Runs that began and came to no result: failed, cancelled, timed out, abandoned."""
 
 
 def tone(verdict: Verdict | None) -> str:
@@ -34,12 +39,14 @@ def mark(status: RunStatus, verdict: Verdict | None) -> Mark:
     if verdict is not None and status == RunStatus.SUCCEEDED:
         return _VERDICTS[verdict]
     if status in TROUBLE:
-        return Mark("⚡", f"Run {status.value}")
-    return (
-        Mark("–", "No verdict")
-        if status == RunStatus.SUCCEEDED
-        else Mark("…", status.value.capitalize())
-    )
+        return Mark("⚡", f"Run {_words(status)}")
+    if status == RunStatus.SUCCEEDED:
+        return Mark("–", "No verdict")
+    return Mark("–" if status.is_ended else "…", _words(status).capitalize())
+
+
+def _words(status: RunStatus) -> str:
+    return status.value.replace("_", " ")
 
 
 def pill(shown: Mark, tone_class: str) -> Html:

@@ -21,7 +21,8 @@ from quantwatch.store.tables import (
 )
 
 Digests = Mapping[str, str]
-_ENDED = [status.value for status in RunStatus if status.is_ended]
+_RAN = [status.value for status in RunStatus if status.is_ended and status is not RunStatus.SKIPPED]
+"""A skipped slot measured nothing and was made with nothing: three weeks of pause are no runs."""
 _OWN = ("started_at", "finished_at", "trigger", "parent_run_id", "baseline_run_id", "num_alerts")
 
 
@@ -59,7 +60,7 @@ class RunMark:
 
 
 def run_marks(db: Database, check: str, limit: int = 400) -> tuple[RunMark, ...]:
-    """Return the newest ended runs of a check, oldest first, with what they were made with."""
+    """Return the newest ended runs of a check, oldest first; skipped slots are none."""
     with db.reader() as session:
         runs = session.execute(_newest(check, limit)).mappings().all()[::-1]
         candidates = _candidates(session, [run["id"] for run in runs])
@@ -78,7 +79,7 @@ def _newest(check: str, limit: int) -> Select[*tuple[Any, ...]]:
         .add_columns(SuiteRow.hash.label("suite_hash"), RunRow.capture_sha, RunRow.metrics_version)
         .join(CheckRow, CheckRow.id == RunRow.check_id)
         .outerjoin(SuiteRow, SuiteRow.id == RunRow.suite_id)
-        .where(CheckRow.name == check, RunRow.status.in_(_ENDED))
+        .where(CheckRow.name == check, RunRow.status.in_(_RAN))
         .order_by(RunRow.started_at.desc(), RunRow.id.desc())
         .limit(limit)
     )

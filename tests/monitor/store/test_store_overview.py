@@ -20,6 +20,7 @@ from quantwatch.domain import RunResult, RunStatus, Verdict
 from quantwatch.store import runs
 from quantwatch.store.marks import run_marks
 from quantwatch.store.overview import check_states, unended_runs
+from quantwatch.store.queue import NewRun, skip
 from quantwatch.store.reading import read_results
 from quantwatch.store.records import RunSummary
 from quantwatch.store.session import Database, open_database
@@ -157,6 +158,18 @@ def test_marks_say_what_runs_were_made_with(db: Database, states: dict[str, Chec
         assert len(drivers) == 3
         assert all(c.bits_per_weight and c.digests for mark in measured for c in mark.candidates)
         assert measured[-1].reference == measured[0].reference
+
+
+def test_skipped_slots_are_no_runs(db: Database, states: dict[str, CheckState]) -> None:
+    """Catches a check that lost its trend, and all there was to pin, by three weeks of pause."""
+    name = next(iter(states))
+    before = [mark.run_id for mark in run_marks(db, name)]
+    with db.writer() as session:
+        for number in range(3):
+            slot = NewRun(name, f"s:2026-02-0{number + 1}T00:00:00Z", {}, "/")
+            assert skip(session, slot, "paused") is not None
+    assert [mark.run_id for mark in run_marks(db, name)] == before
+    assert [mark.run_id for mark in run_marks(db, name, limit=1)] == before[-1:]
 
 
 def briefly(db: Database, run: str) -> dict[str, RunResult]:
