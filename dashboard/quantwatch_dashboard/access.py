@@ -5,9 +5,9 @@ Streamlit knows *who* somebody is (OIDC, `st.login`), never what they may do: th
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import streamlit as st
 from streamlit import config as options
@@ -19,7 +19,9 @@ from quantwatch.errors import ConfigError
 from quantwatch_dashboard import roles
 from quantwatch_dashboard.roles import AccessError, How, Person, Role
 
-__all__ = ["AccessError", "How", "Person", "Role", "current", "providers"]
+__all__ = ["AccessError", "How", "Person", "Role", "current", "for_readers", "providers"]
+
+T = TypeVar("T")
 
 _FRESH_S = 5
 _SHORTEST_SECRET = 32
@@ -27,12 +29,31 @@ _SHORTEST_SECRET = 32
 
 def current() -> Person:
     """Return who looks at the page now; asked anew on every run, so that a sign-in can end."""
+    return _person(_visit(), _claims())
+
+
+def for_readers(made: Callable[[], T]) -> Callable[[], T]:
+    """Return what makes a download only while whoever was shown the button may read.
+
+    A file is made after its page, where Streamlit no longer says who asks: the identity is the
+    page's, its end and its role are those of the moment. Raises AccessError then.
+    """
+    visit, claims = _visit(), _claims()
+
+    def make() -> T:
+        _person(visit, claims).require(Role.VIEWER, "Downloading")
+        return made()
+
+    return make
+
+
+def _person(visit: roles.Visit, claims: Mapping[str, Any] | None) -> Person:
     try:
         section = _auth_section()
         if section is None:
-            return roles.local_person(_visit(), who())
+            return roles.local_person(visit, who())
         _require_usable(section)
-        return roles.signed_in(_claims(), _settings(), time.time())
+        return roles.signed_in(claims, _settings(), time.time())
     except ConfigError as error:
         return Person("anonymous", Role.NONE, How.BROKEN, str(error))
 
@@ -94,7 +115,11 @@ def _settings() -> DashboardConfig:
     path = find_config(Path.cwd(), os.environ)
     if path is None:
         return DashboardConfig()
-    return _read(str(path), path.stat().st_mtime_ns)
+    try:
+        changed = path.stat().st_mtime_ns
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    return _read(str(path), changed)
 
 
 @st.cache_resource(ttl=_FRESH_S, max_entries=2, show_spinner=False)

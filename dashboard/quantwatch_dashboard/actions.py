@@ -13,8 +13,9 @@ from pathlib import Path
 
 from quantwatch.alerts.silences import checked_matcher
 from quantwatch.config.load import find_config, load_config
+from quantwatch.config.parsing import parse
 from quantwatch.config.schema import CheckConfig
-from quantwatch.errors import UserError
+from quantwatch.errors import NotFoundError, UserError
 from quantwatch.store import (
     applied,
     baselines,
@@ -65,10 +66,12 @@ def run_now(person: Person, check: str, key: str) -> Triggered:
     return triggers.trigger(_writable(), wanted, actor=person.name, key=key)
 
 
-def cancel_run(person: Person, run_id: str, reason: str = "on the dashboard") -> str:
+def cancel_run(person: Person, run_id: str) -> str:
     """Cancel a run that waits, or ask its worker to stop; return the run's state afterwards."""
     person.require(Role.OPERATOR, "Cancelling a run")
-    status = cancelling.request_cancel(_writable(), run_id, actor=person.name, reason=reason)
+    status = cancelling.request_cancel(
+        _writable(), run_id, actor=person.name, reason="on the dashboard"
+    )
     return str(status.value)
 
 
@@ -107,18 +110,22 @@ def unpin(person: Person, check: str) -> bool:
     return True
 
 
-def acknowledge(person: Person, alert_id: int, comment: str) -> bool:
-    """Say that somebody looks after an alert. False when that person has said just that."""
+def acknowledge(person: Person, alert_id: int, episode_id: str, comment: str) -> bool:
+    """Say that somebody looks after an alert. False when that person has said just that.
+
+    Raises UserError when another episode than the one that the person has seen is open by now.
+    """
     person.require(Role.OPERATOR, "Acknowledging an alert")
     said = comment.strip()
     if not said:
         raise UserError("An alert is not acknowledged without a comment; say what is being done.")
     with _readable().reader() as session:
         episode = episodes.get_alert(session, alert_id).episode
-    if episode is not None and (episode.acked_by, episode.ack_comment) == (person.name, said):
+    mine = (episode_id, person.name, said)
+    if episode is not None and (episode.id, episode.acked_by, episode.ack_comment) == mine:
         return False
     with _writable().writer() as session:
-        episodes.acknowledge(session, alert_id, person.name, said)
+        episodes.acknowledge(session, alert_id, person.name, said, episode_id=episode_id)
     return True
 
 
@@ -154,15 +161,15 @@ def unsilence(person: Person, silence_id: int) -> bool:
     return True
 
 
-def replay(person: Person, event_id: str, *, again: bool = False) -> int:
+def replay(person: Person, event_id: str) -> int:
     """Tell an event again where it is a dead letter; return the number of deliveries.
 
-    0 when it waits already. With `again` it is told where it was delivered, too.
+    0 when it waits already.
     """
     person.require(Role.OPERATOR, "Replaying a message")
-    if replays.waits(_readable(), event_id, again=again):
+    if replays.waits(_readable(), event_id):
         return 0
-    return replays.replay(_writable(), event_id, person.name, again=again)
+    return replays.replay(_writable(), event_id, person.name)
 
 
 def replay_dead(
@@ -207,7 +214,7 @@ def _configured(check: str) -> tuple[CheckConfig, str]:
         document = applied.applied_checks(session).get(check)
         folder = applied.applied_folders(session).get(check, "")
     if document is not None:
-        return CheckConfig.model_validate(document), folder
+        return parse(CheckConfig, document, f"check {check} as it was applied"), folder
     path = find_config(Path.cwd(), os.environ)
     in_file = load_config(path).checks if path is not None else {}
     if path is None or check not in in_file:
@@ -228,7 +235,7 @@ def _require_known(check: str) -> None:
     with _readable().reader() as session:
         known = checks.known_checks(session)
     if check not in known:
-        raise UserError(f"There is no check {check!r} in this database.")
+        raise NotFoundError(f"There is no check {check!r} in this database.")
 
 
 def _readable() -> Database:

@@ -15,5 +15,6 @@ def zone() -> tzinfo:
     """Return the browser's time zone, UTC when it tells none that is known here."""
     try:
         return ZoneInfo(st.context.timezone or "UTC")
-    except (ZoneInfoNotFoundError, ValueError):
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        # The browser's word is looked up as a file: it may name a folder, or be too long.
         return UTC

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from quantwatch.baselines.differences import compares, noise_of_difference
 from quantwatch.domain import MODEL, CandidateResult, Comparison, RunResult, is_layer
 from quantwatch.metrics.registry import METRICS
-from quantwatch.report.figures import Figures, forward_order
+from quantwatch.report.figures import forward_order
 from quantwatch_dashboard import text
+from quantwatch_dashboard.figures import figures_of
 
 Tests = Mapping[tuple[str, str], Comparison]
 HEADLINES = (
@@ -37,11 +38,11 @@ class Side:
     @property
     def layers(self) -> tuple[str, ...]:
         """The whole layers that were measured."""
-        return tuple(str(scope) for scope in Figures(self.candidate).layers)
+        return tuple(str(scope) for scope in figures_of(self.candidate).layers)
 
     def value(self, metric: str, scope: str = MODEL, statistic: str = "mean") -> float | None:
         """Return one number; NaN and ±∞ as themselves, None when it was not measured."""
-        figures = Figures(self.candidate)
+        figures = figures_of(self.candidate)
         if metric == "ppl_ratio":
             return text.plain(figures.perplexities[2])
         return text.plain(figures.number(metric, scope, statistic))

@@ -1,11 +1,12 @@
 """Episodes of alerts as the page shows them: who knows, what keeps them quiet, filters. Pure."""
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from quantwatch.alerts.silences import matches
 from quantwatch.store.alert_history import ENDED, Listed
-from quantwatch.store.messages import DEAD, Unheard
+from quantwatch.store.messages import DEAD, DELIVERED, Addressed
 from quantwatch.store.silences import StoredSilence
 
 _ORDER = ("firing", "recovering", "pending", ENDED)
@@ -13,7 +14,7 @@ _ORDER = ("firing", "recovering", "pending", ENDED)
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """An endpoint that was to be told. `state` is told, waiting or dead."""
+    """An endpoint that was to be told. `state` is dead, waiting, told or unknown."""
 
     name: str
     state: str
@@ -36,12 +37,6 @@ class Shown:
         return self.listed.state != ENDED
 
     @property
-    def is_known(self) -> bool:
-        """Whether somebody looks after it, or a message on it reached an endpoint."""
-        episode = self.listed.episode
-        return episode.acked_by is not None or any(r.state == "told" for r in self.receivers)
-
-    @property
     def order(self) -> tuple[int, int, bool, float]:
         """Sort key: what fires and is critical first, what nobody looks after before the rest."""
         listed, episode = self.listed, self.listed.episode
@@ -59,15 +54,18 @@ class Overlay:
     """Checks in a maintenance window."""
     flapping: frozenset[int] = frozenset()
     """Numbers of alerts that come and go."""
-    unheard: Sequence[Unheard] = ()
+    addressed: Sequence[Addressed] = ()
 
 
 def shown(listed: Iterable[Listed], over: Overlay) -> tuple[Shown, ...]:
     """Return open episodes with what lies over them, worst first."""
+    by_subject: dict[str, list[Addressed]] = defaultdict(list)
+    for each in over.addressed:
+        by_subject[each.subject].append(each)
     found = [
         Shown(
             one,
-            receivers(one, over.unheard),
+            receivers(one, by_subject.get(one.subject, ())),
             next((s for s in over.silences if matches(s.matcher, one.labels)), None),
             one.check in over.maintenance,
             one.alert_id in over.flapping,
@@ -77,14 +75,25 @@ def shown(listed: Iterable[Listed], over: Overlay) -> tuple[Shown, ...]:
     return tuple(sorted(found, key=lambda one: one.order))
 
 
-def receivers(listed: Listed, unheard: Iterable[Unheard]) -> tuple[Receiver, ...]:
-    """Return the endpoints that were to be told of an episode, and whether they have got it all."""
-    since = listed.episode.opened_at
-    states: dict[str, str] = {}
-    for one in unheard:
-        if one.subject == listed.subject and one.created_at >= since and one.endpoint not in states:
-            states[one.endpoint] = "dead" if one.state == DEAD else "waiting"
-    return tuple(Receiver(name, states.get(name, "told")) for name in listed.episode.told)
+def receivers(listed: Listed, addressed: Iterable[Addressed]) -> tuple[Receiver, ...]:
+    """Return the endpoints that were to be told of an episode, and the worst that came of it.
+
+    `addressed` is what there is on the episode's subject. One dead letter outweighs what waits,
+    and only what was delivered is told: what is not known any more is unknown.
+    """
+    found: dict[str, set[str]] = defaultdict(set)
+    for one in addressed:
+        if one.created_at >= listed.episode.opened_at:
+            found[one.endpoint].add(one.state)
+    return tuple(Receiver(name, _worst(found[name])) for name in listed.episode.told)
+
+
+def _worst(states: Collection[str]) -> str:
+    if DEAD in states:
+        return "dead"
+    if not states:
+        return "unknown"
+    return "told" if set(states) == {DELIVERED} else "waiting"
 
 
 STATES: Mapping[str, tuple[str, Callable[[Shown], bool]]] = {
@@ -148,18 +157,12 @@ def _text(listed: Listed) -> str:
     return " ".join(str(each) for each in (*own, *known, *people) if each).casefold()
 
 
-def would_match(
-    matcher: Mapping[str, str], listed: Iterable[Listed]
-) -> tuple[list[Listed], list[Listed]]:
-    """Return what a silence would match of what is open, and what it would leave as it is.
+def would_match(matcher: Mapping[str, str], listed: Iterable[Listed]) -> list[Listed]:
+    """Return what a silence would match of what is open.
 
     Without any glob it matches nothing: such a silence is refused.
     """
-    hit: list[Listed] = []
-    missed: list[Listed] = []
-    for one in listed:
-        (hit if matcher and matches(matcher, one.labels) else missed).append(one)
-    return hit, missed
+    return [one for one in listed if matcher and matches(matcher, one.labels)]
 
 
 def headline(found: Collection[Shown]) -> str:

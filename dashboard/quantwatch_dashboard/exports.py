@@ -1,7 +1,8 @@
 """Tables as CSV: full precision, `nan` and `inf` as words, empty where nothing was measured.
 
 A spreadsheet takes a cell that starts with = + - @ for a formula. Text from the database that does
-gets an apostrophe in front; numbers are numbers.
+gets an apostrophe in front; numbers are numbers. Every cell is quoted: where lists are separated by
+semicolons, one inside a token would begin a cell of its own.
 """
 
 import csv
@@ -17,15 +18,19 @@ from quantwatch_dashboard.layer_rows import LayerRow
 from quantwatch_dashboard.summaries import WorstToken
 from quantwatch_dashboard.toplogits import TopRow
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+_FORMULA = frozenset("=+-@＝＋－＠")
+"""East Asian versions take the wide signs for the same."""
+_BREAKS = ("\t", "\r", "\n")
 _STATISTICS = [f.name for f in fields(Measurement) if f.name not in ("metric", "scope")]
 
 
 def safe(value: object) -> object:
     """Return a cell: text that a spreadsheet would run is quoted, numbers keep every digit."""
     if isinstance(value, str):
-        # What looks like a formula may hide behind spaces, which some programs drop.
-        return f"'{value}" if value.lstrip(" ").startswith(_FORMULA) else value
+        # A formula may hide behind what can't be seen: some programs drop that.
+        seen = next((char for char in value if char.isprintable() and char != " "), "")
+        risky = seen in _FORMULA or value.lstrip(" ").startswith(_BREAKS)
+        return f"'{value}" if risky else value
     if isinstance(value, float):
         return "nan" if math.isnan(value) else repr(float(value))
     return value
@@ -40,7 +45,7 @@ def file_name(name: str) -> str:
 def table(headers: Sequence[str], rows: Iterable[Iterable[object]]) -> bytes:
     """Return rows as UTF-8 CSV with a header line."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
+    writer = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL)
     writer.writerow([safe(header) for header in headers])
     writer.writerows([safe(cell) for cell in row] for row in rows)
     # Half a character, which tokens hold, is no UTF-8.

@@ -22,7 +22,6 @@ class CardUse:
     load_max: float | None
     hottest: float | None
     power_mean: float | None
-    clock_min: float | None
     throttles: tuple[str, ...]
     ecc_uncorrected: float | None
     not_told: tuple[str, ...]
@@ -102,7 +101,6 @@ def _card_use(uuid: str, card: Mapping[str, Any]) -> CardUse:
         load_max=told("utilisation_percent", "max"),
         hottest=told("temperature_celsius", "max"),
         power_mean=told("power_watts", "mean"),
-        clock_min=told("sm_clock_mhz", "min"),
         throttles=tuple(map(str, card.get("throttle_reasons") or ())),
         ecc_uncorrected=told("ecc_uncorrected", "during"),
         not_told=tuple(f"{name}: {why}" for name, why in missing.items()),

@@ -18,6 +18,7 @@ _OPTIONS = {
     "browser.gatherUsageStats": "false",
     "server.fileWatcherType": "none",
     "server.runOnSave": "false",
+    "server.enableAgentApi": "false",
     "client.toolbarMode": "minimal",
     "client.showErrorDetails": "none",
     "theme.baseRadius": "8px",

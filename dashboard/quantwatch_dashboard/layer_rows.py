@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from quantwatch.domain import CandidateResult
 from quantwatch.report.figures import Figures
 from quantwatch_dashboard import text
+from quantwatch_dashboard.figures import figures_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class LayerRow:
 
 def layer_rows(candidate: CandidateResult) -> list[LayerRow]:
     """Return one row per layer of a candidate."""
-    figures = Figures(candidate)
+    figures = figures_of(candidate)
     return [_layer_row(figures, layer) for layer in figures.layers]
 
 

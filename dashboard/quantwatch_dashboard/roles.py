@@ -105,11 +105,18 @@ def why_not_local(visit: Visit) -> str | None:
         return f"the request came from {visit.peer or 'an unknown address'}"
     if forwarded := next(filter(_is_forwarding, visit.headers), None):
         return f"the request came through a proxy (header {forwarded})"
+    return _why_another_page(visit)
+
+
+def _why_another_page(visit: Visit) -> str | None:
     host = visit.headers.get("host", "")
     if not _is_own_name(_host_name(f"//{host}")):
         return f"the page was asked for under the name {host or '(none)'}, not localhost"
     origin = visit.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+    if origin is None:
+        # Browsers always name it; behind a forwarder that adds no header, whatever else may not.
+        return "the request does not say which page it comes from (no header Origin)"
+    if _netloc(origin) != host.lower():
         return f"the request came from a page of {origin}"
     return None
 
@@ -205,6 +212,13 @@ def _is_forwarding(header: str) -> bool:
 def _host_name(url: str) -> str:
     try:
         return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _netloc(url: str) -> str:
+    try:
+        return urlsplit(url).netloc.lower()
     except ValueError:
         return ""
 

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from math import isfinite
 
 from quantwatch.config.default_rules import DEFAULT_RULES
-from quantwatch.domain import MODEL, CandidateResult, RunResult, Verdict, is_layer, layer_index
+from quantwatch.domain import MODEL, CandidateResult, RunResult, is_layer, layer_index
 from quantwatch.report import words
-from quantwatch.report.figures import Figures, forward_order
+from quantwatch.report.figures import forward_order
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts.blame import Blamed
 from quantwatch_dashboard.charts.layers import LayerLine
+from quantwatch_dashboard.figures import figures_of
+from quantwatch_dashboard.ranking import rank
 
 WHOLE = "whole layer"
 _ENDS = ("embedding", "final_norm", "head")
@@ -21,13 +23,12 @@ def leading(result: RunResult) -> CandidateResult | None:
     judged = [c for c in result.candidates if c.verdict is not None]
     if not judged:
         return None
-    order = list(Verdict)
-    return min(judged, key=lambda c: (order.index(c.verdict or Verdict.PASS), -_kl(c)))
+    return min(judged, key=lambda c: rank(c.verdict, _kl(c)))
 
 
-def _kl(candidate: CandidateResult) -> float:
+def _kl(candidate: CandidateResult) -> float | None:
     found = candidate.find("logit_kl")
-    return float("inf") if found is None or found.mean is None else found.mean
+    return None if found is None else found.mean
 
 
 def layers(result: RunResult) -> tuple[str, ...]:
@@ -51,7 +52,7 @@ def scopes(candidate: CandidateResult) -> tuple[str, ...]:
 
 def num_nonfinite(result: RunResult) -> dict[str, int]:
     """Return how many values of the output and of the taps are not finite, by candidate."""
-    return {c.name: Figures(c).num_nonfinite for c in result.candidates if c.failure is None}
+    return {c.name: figures_of(c).num_nonfinite for c in result.candidates if c.failure is None}
 
 
 def default_prompt(result: RunResult, candidate: CandidateResult, options: Sequence[str]) -> str:
@@ -66,7 +67,7 @@ def blamed(result: RunResult, lead: str) -> list[Blamed]:
     """Return both errors of every place that has both: its own and the one that arrives there."""
     found = []
     for index, candidate in enumerate(result.candidates):
-        figures = Figures(candidate)
+        figures = figures_of(candidate)
         rows = [m.scope for m in candidate.measurements if m.metric == "isolated_error"]
         places = [str(s) for s in rows if figures.row("rel_error", s) is not None]
         if not places:
@@ -230,5 +231,5 @@ def lens_threshold(result: RunResult) -> float | None:
 def _values(
     candidate: CandidateResult, metric: str, places: Sequence[str], statistic: str = "mean"
 ) -> list[float | None]:
-    figures = Figures(candidate)
+    figures = figures_of(candidate)
     return [text.plain(figures.number(metric, place, statistic)) for place in places]

@@ -10,11 +10,11 @@ from quantwatch.store.disk import Room
 from quantwatch.store.disk import room as room_of
 from quantwatch.store.operations import Leader
 from quantwatch.store.states import UnendedRun
+from quantwatch.store.suppression import OPEN
 from quantwatch_dashboard import text
 
 SILENT_S = 90.0
 """A part that is well is seen at least twice in this time; `/readyz` has the same limit."""
-OPEN_STATES = ("pending", "sending", "retry_wait", "grouped")
 _OLD_DELIVERY = timedelta(minutes=15)
 _ROOM = {
     Room.ENOUGH: "",
@@ -47,10 +47,10 @@ def scheduler(found: Leader | None, silence_s: float | None) -> Figure:
     """Say who schedules and when it looked last."""
     if found is None:
         return Figure("Scheduler", "none", "nobody has ever scheduled here", bad=True)
-    looked = "never looked" if silence_s is None else f"looked {seconds(silence_s)} ago"
+    looked = "never looked" if silence_s is None else f"looked {text.passed(silence_s)} ago"
     holds = found.left > timedelta()
     bad = silence_s is None or silence_s > SILENT_S or not holds
-    lease = f"; its lease lasts {seconds(found.left.total_seconds())}"
+    lease = f"; its lease lasts {text.passed(found.left.total_seconds())}"
     lease = lease if holds else "; its lease has run out"
     return Figure("Scheduler", looked, f"{found.holder}, epoch {found.epoch}{lease}", bad)
 
@@ -80,7 +80,7 @@ def queue(runs: Sequence[UnendedRun], now: datetime) -> Figure:
 
 def deliveries(counts: dict[str, int], oldest: datetime | None, now: datetime) -> Figure:
     """Say what is still to be told, and what never was."""
-    is_open, dead = sum(counts.get(state, 0) for state in OPEN_STATES), counts.get("dead", 0)
+    is_open, dead = sum(counts.get(state, 0) for state in OPEN), counts.get("dead", 0)
     late = oldest is not None and now - oldest > _OLD_DELIVERY
     told = f"oldest {text.age(oldest, now)}" if oldest is not None else "nothing waits"
     letters = f"{dead:,} dead letter{'s' if dead != 1 else ''}"
@@ -111,12 +111,3 @@ def trouble(failed: int, quarantined: int, parts: Iterable[Seen]) -> Figure:
 def is_silent(part: Seen) -> bool:
     """Say whether a part has not been seen for too long."""
     return part.age.total_seconds() > SILENT_S
-
-
-def seconds(value: float) -> str:
-    """Return an age for what changes every few seconds: ``4 s``, ``3 min``, ``2 h``, ``5 d``."""
-    value = max(0.0, value)
-    for unit, length, limit in (("s", 1, 90), ("min", 60, 90), ("h", 3600, 48)):
-        if value / length < limit:
-            return f"{value / length:.0f} {unit}"
-    return f"{value / 86400:.0f} d"

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from quantwatch.config.durations import seconds
 from quantwatch.domain import Verdict
 from quantwatch.store.states import Timetable
+from quantwatch_dashboard.ranking import rank
 from quantwatch_dashboard.summaries import CheckSummary
 
 ANY = "any"
@@ -75,7 +76,10 @@ def tags_of(found: Sequence[CheckSummary]) -> tuple[str, ...]:
 def matching(
     found: Sequence[CheckSummary], wanted: Wanted, now: datetime
 ) -> tuple[CheckSummary, ...]:
-    """Return the checks that fit, in the order that was asked for; `found` is worst first."""
+    """Return the checks that fit, in the order that was asked for; `found` is worst first.
+
+    Those that are no longer configured come last.
+    """
     words = wanted.search.casefold().split()
     fits = [
         check
@@ -85,37 +89,43 @@ def matching(
         and (wanted.tag == ANY or wanted.tag in check.tags)
         and (wanted.state == ANY or wanted.state in states_of(check, now))
     ]
-    return tuple(sorted(fits, key=lambda check: _key(check, wanted.sort)))
+    return tuple(sorted(fits, key=lambda c: (not c.state.in_use, _key(c, wanted.sort))))
+
+
+def in_use(found: Sequence[CheckSummary]) -> tuple[CheckSummary, ...]:
+    """Return the checks that are still configured: only these can be worse or better *now*."""
+    return tuple(check for check in found if check.state.in_use)
 
 
 def counted(found: Sequence[CheckSummary]) -> Mapping[str, int]:
-    """Return how many checks have each verdict, of `VERDICTS`."""
-    given = [verdict_of(check) for check in found]
+    """Return how many of the configured checks have each verdict, of `VERDICTS`."""
+    given = [verdict_of(check) for check in in_use(found)]
     return {name: len(given) if name == ANY else given.count(name) for name in VERDICTS}
 
 
 def lead(check: CheckSummary) -> int | None:
-    """Return the place of the candidate that matters: worst verdict, then largest change."""
-    run = check.decided
-    if run is None or not run.candidates:
-        return None
-    order = list(Verdict)
-    ranks = [
-        len(order) if verdict is None else order.index(verdict) for _, verdict in run.candidates
-    ]
-    return min(range(len(ranks)), key=lambda i: (ranks[i], -(ratio(check, i) or 0.0)))
+    """Return the place of the candidate that matters, as on the run's own page."""
+    return next(iter(ranked(check)), None)
 
 
-def newest_value(check: CheckSummary, index: int) -> float | None:
-    """Return a candidate's newest headline that was measured; NaN and infinities as they are."""
-    values = check.trends[index].values if index < len(check.trends) else ()
-    return next((value for value in reversed(values) if value is not None), None)
+def ranked(check: CheckSummary) -> tuple[int, ...]:
+    """Return the places of the decided run's candidates, the one that matters first."""
+    found = () if check.decided is None else check.decided.candidates
+    return tuple(sorted(range(len(found)), key=lambda i: rank(found[i][1], value_now(check, i))))
+
+
+def value_now(check: CheckSummary, index: int) -> float | None:
+    """Return a candidate's headline in the decided run, None when that did not measure it.
+
+    NaN and infinities are returned as they are.
+    """
+    return check.now[index] if index < len(check.now) else None
 
 
 def ratio(check: CheckSummary, index: int) -> float | None:
-    """Return a candidate's newest headline ÷ its baseline, None when either is missing or 0."""
+    """Return a candidate's headline now ÷ its baseline, None when either is missing or 0."""
     band = check.bands[index] if index < len(check.bands) else None
-    value = newest_value(check, index)
+    value = value_now(check, index)
     if band is None or value is None or band.baseline <= 0:
         return None
     return math.inf if not math.isfinite(value) else value / band.baseline
@@ -127,15 +137,15 @@ def _searched(check: CheckSummary) -> str:
 
 
 def _key(check: CheckSummary, sort: str) -> tuple[object, ...]:
-    at = lead(check)
-    change = ratio(check, at) if at is not None else None
+    # Of any candidate: the one that matters may be coarse, and stay as it was.
+    change = max((ratio(check, i) or 0.0 for i in range(len(check.candidates))), default=0.0)
     timetable = check.state.timetable
     due = timetable.next_slot_at if timetable is not None and check.state.pause is None else None
     keys: dict[str, tuple[object, ...]] = {
-        "change": (-(change or 0.0), check.check),
+        "change": (-change, check.check),
         "since": (-(check.since or _NEVER).timestamp() if check.since else math.inf, check.check),
         "next": (due or _LAST, check.check),
-        "success": (check.state.last_success_at or _NEVER, check.check),
+        "success": (check.last_success or _NEVER, check.check),
         "name": (check.check,),
     }
     return keys.get(sort, check.order)

@@ -8,7 +8,7 @@ from datetime import datetime
 import numpy as np
 
 from quantwatch.config.default_rules import DEFAULT_RULES
-from quantwatch.domain import Json, RunStatus, Verdict
+from quantwatch.domain import Json, RunStatus
 from quantwatch.store.records import RunSummary
 from quantwatch.store.states import CheckState, RecentRun, UnendedRun
 from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace
@@ -35,7 +35,8 @@ class CheckSummary:
 
     `decided` is its newest succeeded run and `since` when the verdict became what it is; `trouble`
     is the newest ended run if that one has no results: the monitor's trouble, not a regression.
-    `bands` belong to `candidates`, None where nothing is compared.
+    `bands` and `now` belong to `candidates`: None where nothing is compared, and where the decided
+    run did not measure the headline.
     """
 
     check: str
@@ -46,16 +47,43 @@ class CheckSummary:
     candidates: tuple[str, ...]
     trends: tuple[Trend, ...]
     bands: tuple[Band | None, ...]
+    now: tuple[float | None, ...]
     num_runs: int
     tags: tuple[str, ...]
     state: CheckState
 
     @property
-    def order(self) -> tuple[int, int, str]:
-        """Sort key: worst verdict first, then those in trouble, then by name."""
+    def order(self) -> tuple[bool, int, bool, str]:
+        """Sort key: worst verdict first, then those in trouble, then by name.
+
+        Checks that are no longer configured come last, however they stood when they were.
+        """
         verdict = self.decided.verdict if self.decided is not None else None
-        rank = list(Verdict).index(verdict) if verdict is not None else 1.5
-        return int(rank * 2), self.trouble is None, self.check
+        place = 3 if verdict is None else 2 * verdict.rank
+        return not self.state.in_use, place, self.trouble is None, self.check
+
+    @property
+    def last_success(self) -> datetime | None:
+        """When the newest succeeded run ended; when it began where its end was not kept."""
+        run = self.decided
+        ended = None if run is None else run.finished_at or run.started_at
+        return self.state.last_success_at or ended
+
+    @property
+    def is_rolling(self) -> bool:
+        """Whether verdicts compare with a mean of several runs, of which one is known here."""
+        return (self.state.config.get("baseline") or {}).get("kind") == "rolling"
+
+    @property
+    def compared_with(self) -> str:
+        """Name what bands belong to, so that no number is taken for the verdict's own."""
+        return "the newest run of its baseline's window" if self.is_rolling else "its baseline"
+
+    @property
+    def not_comparable(self) -> str:
+        """Say why nothing is compared with the baseline run, "" where it can be."""
+        differs = ", ".join(self.state.differs)
+        return f"not comparable with its baseline (different {differs})" if differs else ""
 
     @property
     def under_way(self) -> UnendedRun | None:
@@ -73,6 +101,10 @@ def summarize(state: CheckState) -> CheckSummary:
     newest, decided = state.newest, state.decided
     names = _candidate_names(state)
     failed = newest is not None and newest.status is not RunStatus.SUCCEEDED
+    trends = tuple(_trend(i, name, state.recent) for i, name in enumerate(names))
+    at = next(
+        (i for i, r in enumerate(state.recent) if decided and r.run_id == decided.run_id), None
+    )
     return CheckSummary(
         check=state.check,
         newest=newest,
@@ -80,8 +112,9 @@ def summarize(state: CheckState) -> CheckSummary:
         since=state.since,
         trouble=newest if failed else None,
         candidates=names,
-        trends=tuple(_trend(i, name, state.recent) for i, name in enumerate(names)),
+        trends=trends,
         bands=tuple(_band(state, name) for name in names),
+        now=tuple(None if at is None else trend.values[at] for trend in trends),
         num_runs=len(state.recent),
         tags=tuple(state.config.get("tags", ())),
         state=state,
@@ -102,9 +135,12 @@ def _trend(index: int, name: str, recent: Sequence[RecentRun]) -> Trend:
 
 
 def _band(state: CheckState, candidate: str) -> Band | None:
-    """Return what the rule on the headline allows: its least effect, or three noise floors."""
+    """Return what the rule on the headline allows: its least effect, or three noise floors.
+
+    None also where the two runs did not measure the same in the same way.
+    """
     known = state.baseline.get(candidate)
-    if known is None or known.value is None:
+    if known is None or known.value is None or state.differs:
         return None
     floors = [run.floor for run in state.recent if run.floor is not None]
     half = max(_least_effect(state.config, candidate), _NOISE_FLOORS * (floors or [0.0])[-1])

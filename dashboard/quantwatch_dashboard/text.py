@@ -98,14 +98,25 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def age(then: datetime, now: datetime) -> str:
-    """Return how long ago something was: ``just now``, ``5 min ago``, ``3 d ago``."""
+def age(then: datetime, now: datetime, *, fine: bool = False) -> str:
+    """Return how long ago something was: ``just now``, ``5 min ago``, ``3 d ago``.
+
+    `fine` for what changes every few seconds: ``4 s ago``.
+    """
     seconds = (now - then).total_seconds()
-    if seconds < 45:
-        return "just now"
+    if fine:
+        return f"{passed(seconds)} ago"
+    return "just now" if seconds < 45 else f"{passed(max(60.0, seconds))} ago"
+
+
+def passed(seconds: float) -> str:
+    """Return a length of time in its largest unit: ``4 s``, ``5 min``, ``2 h``, ``3 d``."""
+    seconds = max(0.0, seconds)
+    if seconds < 60:
+        return f"{seconds:.0f} s"
     for unit, length, limit in (("min", 60, 60), ("h", 3600, 48), ("d", 86400, math.inf)):
         if seconds / length < limit:
-            return f"{max(1, round(seconds / length))} {unit} ago"
+            return f"{max(1, round(seconds / length))} {unit}"
     raise AssertionError("unreachable: days have no limit")
 
 

@@ -39,11 +39,16 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What the chosen candidate is held against: baseline, band of noise, absolute limits."""
+    """What the chosen candidate is held against: baseline, band of noise, absolute limits.
+
+    `words` say at the line what it is; `why_not` why there is none, "" where nobody needs to know.
+    """
 
     baseline: float | None = None
     band: tuple[float, float] | None = None
     limits: tuple[Limit, ...] = ()
+    words: str = "baseline"
+    why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True)

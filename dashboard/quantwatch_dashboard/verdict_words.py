@@ -1,4 +1,7 @@
-"""The overview in a sentence: is it worse, since when, and what else is the matter. Pure."""
+"""The overview in a sentence: is it worse, since when, and what else is the matter. Pure.
+
+All of it is about checks in use; a caller leaves the others out.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -18,6 +21,8 @@ def headline(found: Sequence[CheckSummary]) -> str:
     regressions = verdicts.count(Verdict.REGRESSION)
     if regressions:
         return "1 regression" if regressions == 1 else f"{regressions} regressions"
+    if not found:
+        return "No check is configured"
     if not verdicts:
         return "No check has a verdict yet"
     undecided, warned = verdicts.count(Verdict.INCONCLUSIVE), verdicts.count(Verdict.WARN)
@@ -32,7 +37,7 @@ def headline(found: Sequence[CheckSummary]) -> str:
 def counts(found: Sequence[CheckSummary]) -> str:
     """Return how many checks there are, and how many were not measured lately."""
     checks, unfinished = len(found), _num_unfinished(found)
-    counted = f"{checks} check{'s' if checks > 1 else ''}"
+    counted = f"{checks} check{'s' if checks != 1 else ''}"
     return f"{counted}, {unfinished} not measured lately" if unfinished else counted
 
 
@@ -56,6 +61,8 @@ def worst_verdict(found: Sequence[CheckSummary]) -> Verdict | None:
 
 def _worse(found: Sequence[CheckSummary], faults: Mapping[str, str], now: datetime) -> str:
     number = _verdicts(found).count(Verdict.REGRESSION)
+    if not found:
+        return "Nothing is watched: every check below was taken out of the configuration."
     if not number:
         measured = len(_verdicts(found))
         if not measured:

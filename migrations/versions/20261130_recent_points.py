@@ -25,15 +25,23 @@ _KIND = """CASE
   WHEN m.n_posinf > 0 THEN 'posinf'
   WHEN m.n_neginf > 0 THEN 'neginf'
   ELSE 'missing' END"""
+# The newest runs with results, and those without between them, which push none of the former out.
 _POINTS = f"""
 INSERT INTO recent_point
   (run_id, idx, check_id, started_at, candidate, verdict, value, kind, se, floor)
 SELECT r.id, COALESCE(c.idx, -1), r.check_id, r.started_at, c.name, c.verdict, m.mean, {_KIND},
   m.se, f.value
 FROM (
-  SELECT id, check_id, started_at,
-    ROW_NUMBER() OVER (PARTITION BY check_id ORDER BY started_at DESC, id DESC) AS place
-  FROM run WHERE status IN ('succeeded', 'failed', 'timed_out', 'abandoned')
+  SELECT id, check_id, started_at, measured,
+    ROW_NUMBER() OVER (PARTITION BY check_id, measured ORDER BY started_at DESC, id DESC) AS place,
+    SUM(measured) OVER (PARTITION BY check_id ORDER BY started_at DESC, id DESC
+      ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS results
+  FROM (
+    SELECT id, check_id, started_at, CASE
+      WHEN EXISTS (SELECT 1 FROM run_candidate AS own WHERE own.run_id = run.id) THEN 1
+      ELSE 0 END AS measured
+    FROM run WHERE status IN ('succeeded', 'failed', 'timed_out', 'abandoned')
+  ) AS ended
 ) AS r
 LEFT JOIN run_candidate AS c ON c.run_id = r.id
 LEFT JOIN measurement AS m ON m.run_candidate_id = c.id
@@ -42,18 +50,25 @@ LEFT JOIN measurement AS m ON m.run_candidate_id = c.id
 LEFT JOIN noise_floor AS f ON f.run_id = r.id
   AND f.metric_id = (SELECT id FROM metric WHERE slug = 'logit_kl')
   AND f.scope_id = (SELECT id FROM scope WHERE name = 'model')
-WHERE r.place <= {_KEPT}"""
-# The first succeeded run after the last one with another verdict.
+WHERE r.place <= {_KEPT} AND r.results - r.measured < {_KEPT}"""
+# The first succeeded run after the last one with another verdict. Each set is read once: a check
+# has thousands of runs, and the table is locked meanwhile.
 _SINCE = """
-UPDATE latest_run SET verdict_since = (
-  SELECT MIN(streak.started_at) FROM run AS streak
-  WHERE streak.check_id = latest_run.check_id AND streak.status = 'succeeded'
-  AND NOT EXISTS (
-    SELECT 1 FROM run AS other, run AS newest
-    WHERE newest.id = latest_run.succeeded_run_id AND other.check_id = latest_run.check_id
-    AND other.status = 'succeeded' AND other.verdict <> newest.verdict
-    AND other.started_at >= streak.started_at))
-WHERE succeeded_run_id IS NOT NULL"""
+WITH told AS (
+  SELECT l.check_id, n.verdict FROM latest_run AS l JOIN run AS n ON n.id = l.succeeded_run_id
+), other AS (
+  SELECT told.check_id, MAX(r.started_at) AS at
+  FROM told JOIN run AS r ON r.check_id = told.check_id AND r.verdict <> told.verdict
+  WHERE r.status = 'succeeded' GROUP BY told.check_id
+), streak AS (
+  SELECT told.check_id, MIN(r.started_at) AS at
+  FROM told JOIN run AS r ON r.check_id = told.check_id AND r.verdict = told.verdict
+  LEFT JOIN other ON other.check_id = told.check_id
+  WHERE r.status = 'succeeded' AND (other.at IS NULL OR r.started_at > other.at)
+  GROUP BY told.check_id
+)
+UPDATE latest_run SET verdict_since = streak.at FROM streak
+WHERE streak.check_id = latest_run.check_id"""
 
 
 def upgrade() -> None:

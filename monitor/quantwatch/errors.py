@@ -29,6 +29,10 @@ class UserError(QuantwatchError, ValueError):
     exit_code = 2
 
 
+class NotFoundError(UserError):
+    """A run, check, alert or endpoint that the database does not have."""
+
+
 class ConfigError(UserError):
     """A configuration file or value; the message names file, key, value and what is allowed."""
 

@@ -25,6 +25,8 @@ CONFIG = {
     "suite": "core-v1:demo",
 }
 EVENT, ENDPOINT, QUARANTINED = "01JE0000000000000000000001", "ops", "poisonous"
+EPISODE = "01JA"
+"""The open one of the check demo."""
 RUN = "01JD0000000000000000000006"
 """A succeeded run of the check demo in the filled database."""
 
@@ -46,6 +48,16 @@ def furnish(url: str) -> int:
         database.close()
 
 
+def apply_to_demo(url: str, document: dict[str, Any]) -> None:
+    """Let the database hold settings of the check demo, whatever they are."""
+    database = open_database(url)
+    try:
+        with database.writer() as session:
+            applied.apply_checks(session, {"demo": document}, "/etc/quantwatch")
+    finally:
+        database.close()
+
+
 def endpoint_state(url: str, state: str) -> None:
     """Enable or disable the endpoint without anybody's action."""
     database = open_database(url)
@@ -60,12 +72,12 @@ def _alert(session: Any) -> int:
     check_id = session.scalars(select(CheckRow.id).where(CheckRow.name == "demo")).one()
     alert = AlertRow(
         check_id=check_id, candidate="int8-fault", rule="output-kl", state="firing",
-        severity="critical", episode_id="01JA", last_run_id=RUN, changed_at=NOW,
+        severity="critical", episode_id=EPISODE, last_run_id=RUN, changed_at=NOW,
     )  # fmt: skip
     session.add(alert)
     session.flush()
     episode = EpisodeRow(
-        id="01JA", alert_id=alert.id, severity="critical", opened_at=NOW, fired_at=NOW,
+        id=EPISODE, alert_id=alert.id, severity="critical", opened_at=NOW, fired_at=NOW,
         first_run_id=RUN, last_run_id=RUN, num_runs=1, peak_value=0.31, peak_kind="finite",
         told=[], evidence={"words": "output KL 0.31 > 0.15"},
     )  # fmt: skip

@@ -11,6 +11,7 @@ from streamlit.testing.v1 import AppTest
 from quantwatch_dashboard import access, launch
 from quantwatch_dashboard.roles import Visit
 
+OWN = {"host": "localhost:8501", "origin": "http://localhost:8501"}
 SECRET = "0123456789abcdef" * 4
 PROVIDER = {"client_id": "a", "client_secret": "b", "server_metadata_url": "http://127.0.0.1:9/"}
 AUTH: dict[str, Any] = {
@@ -35,7 +36,7 @@ def _served_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    local = Visit("127.0.0.1", "127.0.0.1", {"host": "localhost:8501"})
+    local = Visit("127.0.0.1", "127.0.0.1", OWN)
     monkeypatch.setattr(access, "_visit", lambda: local)
     monkeypatch.setattr(access, "who", lambda: "ann@box")
 
@@ -205,6 +206,17 @@ def test_a_sign_in_that_streamlit_refuses_is_a_sentence(empty_url: str, tmp_path
 
     assert not shown.exception
     assert "The sign-in is not configured correctly" in html(shown)
+
+
+def test_a_configuration_that_vanishes_gives_no_roles(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_url: str
+) -> None:
+    """Catches an error box when an editor replaces the file just while it is looked for."""
+    monkeypatch.setattr(access, "find_config", lambda *_: tmp_path / "gone.toml")
+    shown = html(app(AUTH, email="bob@example.com"))
+
+    assert "The sign-in is not configured correctly" in shown
+    assert "gone.toml: cannot be read" in shown
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,18 @@ from typing import Any
 
 import pytest
 from tests.dashboard.invented_actions import (
+    CONFIG,
     ENDPOINT,
+    EPISODE,
     EVENT,
     QUARANTINED,
     RUN,
+    apply_to_demo,
     endpoint_state,
 )
 
 from quantwatch.domain import RunStatus
-from quantwatch.errors import UserError
+from quantwatch.errors import ConfigError, UserError
 from quantwatch.store import audit, episodes, silences
 from quantwatch.store.session import Database
 from quantwatch.store.summaries import get_summary
@@ -33,7 +36,7 @@ def entries(db: Database) -> list[tuple[str, str, str]]:
 
 
 def test_a_double_click_starts_one_run(db: Database) -> None:
-    """Catches two runs of one click, and a run that is not of the check as applied."""
+    """Catches two runs of one click, one not of the check as applied, and one nobody asked for."""
     first = actions.run_now(ANN, "demo", KEY)
     again = actions.run_now(ANN, "demo", KEY)
     other = actions.run_now(ANN, "demo", KEY + "2")
@@ -44,7 +47,11 @@ def test_a_double_click_starts_one_run(db: Database) -> None:
     assert run is not None
     assert (run.check, run.status) == ("demo", RunStatus.QUEUED)
     assert actions.cancel_run(ANN, first.run_id) == "cancelled"
-    assert ("ann@example.com", "cancelled", f"run {first.run_id}") in entries(db)
+    assert entries(db) == [
+        ("ann@example.com", "cancelled", f"run {first.run_id}"),
+        ("ann@example.com", "requested", f"run {other.run_id}"),
+        ("ann@example.com", "requested", f"run {first.run_id}"),
+    ]
 
 
 def test_a_check_that_only_the_file_knows_is_run_as_written(
@@ -90,17 +97,37 @@ def test_acknowledging(db: Database) -> None:
     with db.reader() as session:
         (alert,) = (one.id for one in episodes.open_alerts(session))
     with pytest.raises(UserError, match="without a comment"):
-        actions.acknowledge(ANN, alert, "  ")
+        actions.acknowledge(ANN, alert, EPISODE, "  ")
 
-    said = [actions.acknowledge(ANN, alert, words) for words in ("on it", " on it")]
+    said = [actions.acknowledge(ANN, alert, EPISODE, words) for words in ("on it", " on it")]
     assert said == [True, False]
-    assert actions.acknowledge(bob, alert, "taking over")
+    assert actions.acknowledge(bob, alert, EPISODE, "taking over")
     assert entries(db) == [
         ("bob@example.com", "acknowledge", f"alert {alert}"),
         ("ann@example.com", "acknowledge", f"alert {alert}"),
     ]
     with pytest.raises(UserError, match="9999"):
-        actions.acknowledge(ANN, 9999, "which?")
+        actions.acknowledge(ANN, 9999, EPISODE, "which?")
+
+
+def test_only_the_episode_that_was_seen_is_acknowledged(db: Database) -> None:
+    """Catches a page left open, by which an alert that nobody has seen is looked after."""
+    with db.reader() as session:
+        (alert,) = episodes.open_alerts(session)
+    with pytest.raises(UserError, match="is over and another one is open; look at that one first"):
+        actions.acknowledge(ANN, alert.id, "01A0", "on it")
+
+    assert entries(db) == []
+    with db.reader() as session:
+        (after,) = episodes.open_alerts(session)
+    assert after == alert
+
+
+def test_settings_of_another_version_are_a_sentence(furnished: str) -> None:
+    """Catches an error box after an update, where a field of the applied check is gone."""
+    apply_to_demo(furnished, {**CONFIG, "gone_since": 2})
+    with pytest.raises(ConfigError, match=r"check demo as it was applied: .*gone_since"):
+        actions.run_now(ANN, "demo", KEY)
 
 
 def test_silencing(db: Database) -> None:

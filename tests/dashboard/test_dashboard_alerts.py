@@ -1,9 +1,11 @@
 """The alerts page: what is open, one episode, silences and deliveries, and what can be done."""
 
+from typing import Any
+
 import pytest
 from sqlalchemy import select, update
 from streamlit.testing.v1 import AppTest
-from tests.dashboard.invented_actions import endpoint_state
+from tests.dashboard.invented_actions import CONFIG, EPISODE, apply_to_demo, endpoint_state
 from tests.dashboard.invented_episodes import write_ended
 from tests.dashboard.test_dashboard_views import html, open_page
 
@@ -54,6 +56,22 @@ def test_who_knows_is_on_the_first_page() -> None:
 
 
 @pytest.mark.parametrize(
+    "alerting",
+    [{"maintenance": [{"cron": "0 2 * * *", "lasts": "2h"}]}, {"flapping": {"often": 3}}],
+    ids=["maintenance", "flapping"],
+)
+def test_settings_of_another_version_leave_the_alerts_readable(
+    furnished: str, alert: int, alerting: dict[str, Any]
+) -> None:
+    """Catches an update after which nobody can see alerts until the service has started."""
+    apply_to_demo(furnished, {**CONFIG, "alerting": alerting})
+    shown = html(open_page("alerts"))
+
+    assert "1 alert open, 1 unattended" in shown
+    assert "Settings of demo were applied by another version" in shown
+
+
+@pytest.mark.parametrize(
     ("query", "num"),
     [({}, 2), ({"state": "open"}, 1), ({"state": "ended"}, 1), ({"check": "chat-int8"}, 0),
      ({"severity": "warning"}, 0), ({"q": "dana"}, 1), ({"q": "nowhere"}, 0),
@@ -72,9 +90,9 @@ def test_filters_are_restored_from_the_address(
 def test_an_alert_is_acknowledged(db: Database, alert: int) -> None:
     """Catches a button that does nothing, or a page that does not show what it did."""
     page = open_page("alerts", alert=str(alert))
-    press(page, f"ask-ack-{alert}")
-    page.text_input(key=f"words-ack-{alert}").input("rolled back")
-    press(page, f"do-ack-{alert}")
+    press(page, f"ask-ack-{EPISODE}")
+    page.text_input(key=f"words-ack-{EPISODE}").input("rolled back")
+    press(page, f"do-ack-{EPISODE}")
 
     assert newest(db) == ("ann@example.com", "acknowledge")
     assert "<b>ann@example.com</b> looks after it" in html(page)
@@ -142,7 +160,7 @@ def test_a_past_episode_tells_its_story(furnished: str, alert: int) -> None:
 
     assert "pager: dead letter" in shown
     assert "410 Gone &lt;b&gt;" in shown
-    assert "ops: waits" in shown
+    assert "ops: pending" in shown
     assert "Recovering" in shown
     assert "better than the leave limit for long enough" in shown
     assert "a newer one of the same alert is open" in shown

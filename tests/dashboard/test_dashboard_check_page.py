@@ -252,7 +252,7 @@ def test_a_check_in_quarantine_is_released_by_an_admin(
     monkeypatch.setattr(access, "current", lambda: Person("ann", Role.ADMIN, How.SIGNED_IN))
     page = open_page("check", check="poisonous")
     assert "in quarantine" in html(page)
-    press(press(page, "Release from quarantine …"), "Release from quarantine")
+    press(press(page, "End quarantine …"), "End quarantine")
     assert "in quarantine" not in html(page)
 
 

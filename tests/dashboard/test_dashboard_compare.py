@@ -10,6 +10,7 @@ from tests.dashboard.invented import DEMO, START, Candidate, Spec
 from tests.dashboard.test_dashboard_views import html, open_page
 
 from quantwatch.domain import RunResult, RunStatus, Verdict
+from quantwatch_dashboard.queries import compare as compare_queries
 
 SaveRun = Callable[[Spec], RunResult]
 SMALL = (Candidate("int8", 8e-3, bits=8.13), Candidate("int4-g64", 1.1e-1, Verdict.WARN, bits=4.75))
@@ -177,3 +178,12 @@ def test_hostile_names_are_text(save_run: SaveRun) -> None:
 def test_an_empty_database_says_what_to_do(empty_url: str) -> None:
     """Catches an empty page."""
     assert f"--database {empty_url} demo" in html(open_page("compare"))
+
+
+def test_the_larger_noise_floor_counts() -> None:
+    """Catches a difference that one run's noise explains, told by the other run's floor."""
+    a = {("logit_kl", "model"): 2e-3, ("lens_kl", "layers.0"): 1e-4}
+    b = {("logit_kl", "model"): 1e-3, ("nll_difference", "model"): 1e-5}
+    larger = compare_queries.larger(a, b)
+    assert larger == {**b, **a}
+    assert compare_queries.larger(b, a) == larger

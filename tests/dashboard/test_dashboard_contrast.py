@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from quantwatch.domain import MODEL, Comparison, RunResult, Scope
-from quantwatch_dashboard import contrast, identities
+from quantwatch.domain import MODEL, CandidateResult, Comparison, RunResult, Scope
+from quantwatch.report.figures import Figures
+from quantwatch_dashboard import contrast, figures, identities
 from quantwatch_dashboard.charts.change import Ratio, change_chart
 from quantwatch_dashboard.contrast import Row, Side, mark
 
@@ -128,3 +129,18 @@ def test_ratios_are_drawn(ratios: list[Ratio]) -> None:
     down = trace.error_y.arrayminus
     assert all(value - minus > 0 for value, minus in zip(trace.y, down, strict=True))
     assert "<b>x" not in str(trace.x)
+
+
+def test_measurements_are_indexed_once(planted: RunResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches an index of all measurements for each number: seconds for 126 layers."""
+    built: list[str] = []
+
+    def counted(candidate: CandidateResult) -> Figures:
+        built.append(candidate.name)
+        return Figures(candidate)
+
+    monkeypatch.setattr(figures, "Figures", counted)
+    a, b = sides(planted, "int8", "int4-g64")
+    contrast.headlines(a, b, {})
+    contrast.by_layer(a, b, {}, "lens_kl")
+    assert sorted(built) == ["int4-g64", "int8"]

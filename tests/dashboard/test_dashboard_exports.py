@@ -21,9 +21,10 @@ def read(payload: bytes) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize(
     "cell",
-    ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "  =cmd|' /C calc'!A0", "\n=1"],
-    ids=repr,
-)
+    ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "  =cmd|' /C calc'!A0", "\n=1", "＝1+1",
+     "＋1", "－1", "＠A1", "\ufeff=1", "\u3000=1", "\xa0=1", "\u200b=1", "\0=1", " \v\f@A1"],
+    ids=ascii,
+)  # fmt: skip
 def test_text_is_no_formula(cell: str) -> None:
     """Catches a prompt that a spreadsheet runs."""
     assert exports.safe(cell) == f"'{cell}"
@@ -70,6 +71,18 @@ def test_matrix_has_a_row_per_token() -> None:
     assert rows[0] == {"prompt": "3", "position": "7", "token_id": "11", "token": "'=x",
                        "layers.0": "0.1", "layers.1": "inf"}  # fmt: skip
     assert (rows[1]["token"], rows[1]["layers.0"], rows[1]["layers.1"]) == ("", "nan", "")
+
+
+def test_a_separator_of_other_countries_begins_no_cell() -> None:
+    """Catches a token that is two cells, the second a formula, where lists are parted by `;`."""
+    tokens = [WorstToken(TokenPlace(0, 1, 2, piece), 0.5) for piece in ("x;=1+1", "x\t=1", 'x";=1')]
+    lines = exports.worst_csv(tokens).decode().splitlines()
+
+    assert lines[1:] == [
+        '"0","1","2","x;=1+1","0.5"',
+        '"0","1","2","x\t=1","0.5"',
+        '"0","1","2","x"";=1","0.5"',
+    ]
 
 
 def test_half_a_character_is_written() -> None:

@@ -17,13 +17,14 @@ def test_app_path_is_the_script() -> None:
 
 
 def test_command_is_on_loopback_and_silent() -> None:
-    """Catches a server that listens on every interface or phones home."""
+    """Catches a server that listens on every interface, phones home, or is driven without a browser."""
     words = launch.command(8501)
 
     assert words[:4] == [sys.executable, "-m", "streamlit", "run"]
     assert words[words.index("--server.address") + 1] == "127.0.0.1"
     assert words[words.index("--browser.gatherUsageStats") + 1] == "false"
     assert words[words.index("--server.port") + 1] == "8501"
+    assert words[words.index("--server.enableAgentApi") + 1] == "false"
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536])

@@ -18,7 +18,7 @@ from quantwatch.store.operations import Leader, Telemetry
 from quantwatch.store.session import Database, open_database
 from quantwatch.store.states import UnendedRun
 from quantwatch.store.tables import CheckRow, EndpointRow, RunAttemptRow, RunRow
-from quantwatch_dashboard import access, gpu_runs, service_words
+from quantwatch_dashboard import access, gpu_runs, service_words, text
 from quantwatch_dashboard.roles import How, Person, Role
 
 PARTS = ("Service", "Delivery", "Database", "GPUs", "Settings", "Audit")
@@ -129,7 +129,7 @@ def test_the_service_at_a_glance(running: str) -> None:
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        ("Delivery", ("Enabled", ">dead<")),
+        ("Delivery", ("Enabled", "Dead letter")),
         ("Database", ("measurement", "layer statistics", "these are the defaults")),
         ("GPUs", ("thermal, by hardware", "63 %", "power_watts: Not Supported", "12 GB of 24 GB")),
         ("Settings", ("/etc/q.toml", "streamlit")),
@@ -192,7 +192,7 @@ def test_releasing_and_enabling(running: str, person: None, db: Database) -> Non
     )
     enabled = press(open_part("Delivery"), f"ask-enable-{ENDPOINT}", f"do-enable-{ENDPOINT}")
     assert "It may run again." in html(released)
-    assert "It is enabled." in html(enabled)
+    assert "Enabled. Its dead letters" in html(enabled)
 
     with db.reader() as session:
         apart = select(CheckRow.quarantined_at).where(CheckRow.name == QUARANTINED)
@@ -203,7 +203,7 @@ def test_releasing_and_enabling(running: str, person: None, db: Database) -> Non
 def test_an_operator_sees_why_not(running: str) -> None:
     """Catches an action that vanishes without the role for it."""
     page = open_part("Service")
-    [button] = [one for one in page.button if one.label == "Release"]
+    [button] = [one for one in page.button if one.label == "End quarantine"]
     assert button.disabled
     assert "Needs the role admin" in button.help
 
@@ -308,12 +308,12 @@ def test_queue_in_words() -> None:
 )
 def test_ages(value: float, said: str) -> None:
     """Catches seconds where nobody counts them."""
-    assert service_words.seconds(value) == said
+    assert text.passed(value) == said
 
 
 def attempt(gpus: object, *, ended: bool = True) -> Telemetry:
     end = NOW if ended else None
-    return Telemetry("1", "c", 1, "w", "h", NOW, end, None, None, gpus)  # type: ignore[arg-type]
+    return Telemetry("1", "c", NOW, end, None, gpus)  # type: ignore[arg-type]
 
 
 WHY = {

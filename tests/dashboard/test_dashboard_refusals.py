@@ -37,7 +37,7 @@ ACTIONS: dict[str, tuple[Act, Role]] = {
     "resume": (lambda p: actions.resume(p, "demo"), Role.OPERATOR),
     "pin": (lambda p: actions.pin(p, "demo", RUN), Role.OPERATOR),
     "unpin": (lambda p: actions.unpin(p, "demo"), Role.OPERATOR),
-    "acknowledge": (lambda p: actions.acknowledge(p, 1, "on it"), Role.OPERATOR),
+    "acknowledge": (lambda p: actions.acknowledge(p, 1, "01JA", "on it"), Role.OPERATOR),
     "silence": (lambda p: actions.silence(p, {"check": "demo"}, HOUR, "move"), Role.OPERATOR),
     "unsilence": (lambda p: actions.unsilence(p, 1), Role.OPERATOR),
     "replay": (lambda p: actions.replay(p, EVENT), Role.OPERATOR),

@@ -11,7 +11,7 @@ import pytest
 from itsdangerous import URLSafeTimedSerializer
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.dashboard.adding_proxy import adding_proxy
-from tests.dashboard.invented_actions import furnish
+from tests.dashboard.invented_actions import RUN, furnish
 from tests.dashboard.oidc_provider import CLIENT_ID, CLIENT_SECRET, Provider, provider
 from tests.dashboard.test_dashboard_browser import CHROMIUM, FLAGS, WAIT_MS, watched
 
@@ -133,6 +133,16 @@ def test_a_viewer_reads_and_signs_out(page: Page, service: Service) -> None:
     assert service.provider.num_sign_outs == before + 1
     assert page.get_by_role("button", name="Acknowledge").count() == 0
     assert errors == []
+
+
+def test_what_a_reader_may_download(page: Page, service: Service) -> None:
+    """Catches a file that nobody gets: it is made where Streamlit does not know who asks."""
+    sign_in(page, service, "vera")
+    page.goto(f"{service.url}/run?run={RUN}")
+    button = page.get_by_role("button", name="All measurements, CSV")
+    with page.expect_download() as given:
+        button.evaluate("button => button.click()")
+    assert given.value.path().read_text().startswith('"run","candidate"')
 
 
 @pytest.mark.parametrize(

@@ -69,9 +69,9 @@ def test_filters_and_order(wanted: dict[str, str], names: str) -> None:
 
 def test_largest_change_is_against_the_own_baseline() -> None:
     """Catches an order by the value itself: a coarse recipe is not worse than it was."""
-    coarse = check("coarse", baseline=BASELINE, recent=(recent(1, 0.11, 0.1),))
-    moved = check("moved", baseline=BASELINE, recent=(recent(1, 0.1, 0.4),))
-    gone = check("gone", baseline=BASELINE, recent=(recent(1, "nan", 0.1),))
+    coarse = check("coarse", baseline=BASELINE, recent=(recent(2, 0.11, 0.1),))
+    moved = check("moved", baseline=BASELINE, recent=(recent(2, 0.1, 0.4),))
+    gone = check("gone", baseline=BASELINE, recent=(recent(2, "nan", 0.1),))
     found = standings.matching((coarse, moved, gone), Wanted(sort="change"), NOW)
 
     assert [one.check for one in found] == ["gone", "moved", "coarse"]
@@ -101,6 +101,11 @@ def test_largest_change_is_against_the_own_baseline() -> None:
         pytest.param(
             [check("b", None, newest=None)], "No check has a verdict yet",
             "Nothing is known yet: no run has succeeded.", id="nothing is known",
+        ),
+        pytest.param(
+            [], "No check is configured",
+            "Nothing is watched: every check below was taken out of the configuration.",
+            id="nothing is watched",
         ),
         pytest.param(
             [check("a", Verdict.INCONCLUSIVE)], "1 inconclusive",

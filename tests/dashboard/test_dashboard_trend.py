@@ -13,6 +13,7 @@ from quantwatch.domain import RunStatus, Severity, Verdict
 from quantwatch.store.marks import RunMark
 from quantwatch.store.records import SeriesPoint
 from quantwatch_dashboard import trends
+from quantwatch_dashboard.charts.axis import linear_axis, log_axis
 from quantwatch_dashboard.charts.tradeoff import tradeoff_chart
 from quantwatch_dashboard.charts.trend import hidden_limits, trend_chart
 from quantwatch_dashboard.charts.trend_marks import in_words
@@ -69,6 +70,19 @@ def test_axis_follows_the_values(
     assert heights == sorted(heights)
 
 
+@pytest.mark.parametrize("is_log", [True, False], ids=["log", "linear"])
+@pytest.mark.parametrize(
+    "values", [[1e308, NAN, 0.0], [-1.7e308, 1.7e308, INF], [5e-324, 0.0]], ids=str
+)
+def test_axis_holds_whatever_a_float_holds(values: list[float], is_log: bool) -> None:
+    """Catches an overflow instead of the page, where a value has run away."""
+    layered = log_axis(values) if is_log else linear_axis(values)
+    close = axis_of(values, is_log=is_log)
+    for axis, ends in ((layered, layered.range()), (close, close.range)):
+        placed = [axis.place(value) for value in values]
+        assert all(math.isfinite(place) for place in (*placed, *axis.ticks()[0], *ends) if place)
+
+
 def test_zeros_and_nonfinite_values_have_rows() -> None:
     """Catches an exact zero, or NaN, that is drawn as a number or left out."""
     axis = axis_of([0.0, 0.1, 1.0, NAN], is_log=True)
@@ -90,7 +104,7 @@ def test_trend_shows_verdicts_by_shape_and_color() -> None:
         point(3, NAN, Verdict.REGRESSION),
     )  # fmt: skip
     figure = trend_chart(
-        Trend((Line(HOSTILE, 0, points),), HOSTILE), unit="Output KL, nats", is_log=True, zone=UTC
+        Trend((Line(HOSTILE, 0, points),), HOSTILE), unit=HOSTILE, is_log=True, zone=UTC
     )
     drawn = next(trace for trace in figure.data if trace.customdata is not None)
 
@@ -104,7 +118,9 @@ def test_trend_shows_verdicts_by_shape_and_color() -> None:
     assert "✓ Pass" not in traces(figure)
     assert "<b>" not in drawn.name
     assert figure.layout.yaxis.type == "log"
-    assert figure.layout.yaxis.title.text == "Output KL, nats"
+    assert (
+        figure.layout.yaxis.title.text == "&lt;b&gt;x&lt;/b&gt;&lt;a href='javascript:alert(1)'&gt;"
+    )
 
 
 def test_changes_and_failures_are_marked_and_escaped() -> None:

@@ -4,13 +4,13 @@ import pytest
 
 from quantwatch_dashboard.roles import How, Role, Visit, local_person, why_not_local
 
-HOST = {"host": "localhost:8501"}
-
 
 def visit(
     listens: str | None = "127.0.0.1", peer: str | None = "127.0.0.1", **headers: str
 ) -> Visit:
-    return Visit(listens, peer, HOST | {k.replace("_", "-"): v for k, v in headers.items()})
+    host = headers.get("host", "localhost:8501")
+    own = {"host": host, "origin": f"http://{host}"}
+    return Visit(listens, peer, own | {k.replace("_", "-"): v for k, v in headers.items()})
 
 
 LOCAL = {
@@ -62,6 +62,9 @@ ELSEWHERE = {
     "a name that begins so": (visit(host="127.0.0.1.evil.example"), "127.0.0.1.evil.example"),
     "a user before the name": (visit(host="localhost@evil.example"), "localhost@evil.example"),
     "a host that can't be read": (visit(host="[::1"), "[::1"),
+    "no origin, as of no browser": (
+        Visit("127.0.0.1", "127.0.0.1", {"host": "localhost"}), "no header Origin"),
+    "an origin that can't be read": (visit(origin="http://[::1"), "http://[::1"),
     "no host": (visit(host=""), "(none)"),
     "a page elsewhere": (visit(origin="https://evil.example"), "evil.example"),
     "a page on another port": (visit(origin="http://localhost:3000"), "localhost:3000"),

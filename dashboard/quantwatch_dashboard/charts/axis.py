@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 Value = float | None
+_HIGHEST = 308.2
+"""In decades: a float holds no higher place."""
+_FARTHEST = 8e307
+"""On a linear axis: its length must be a float, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class Axis:
     def nonfinite(self) -> float:
         """Where NaN and infinities are drawn."""
         if self.type == "log":
-            return float(10.0 ** (self.high + 0.7))
+            return float(10.0 ** min(self.high + 0.7, _HIGHEST))
         return self.high + 0.1 * (self.high - self.low)
 
     def place(self, value: Value) -> float | None:
@@ -76,8 +80,8 @@ def log_axis(values: Sequence[Value], threshold: float | None = None) -> Axis:
     positive = [v for v in known if math.isfinite(v) and v > 0]
     within = positive + ([threshold] if threshold else [])
     low = math.floor(math.log10(min(within))) if within else -6
-    high = math.ceil(math.log10(max(within))) if within else 0
-    low = max(low, high - 12)
+    high = min(math.ceil(math.log10(max(within))), int(_HIGHEST)) if within else 0
+    low = min(max(low, high - 12), int(_HIGHEST) - 1)
     return Axis(
         low,
         max(high, low + 1),
@@ -88,7 +92,8 @@ def log_axis(values: Sequence[Value], threshold: float | None = None) -> Axis:
 
 def linear_axis(values: Sequence[Value]) -> Axis:
     """Return an axis around the finite values."""
-    finite = [v for v in values if v is not None and math.isfinite(v)]
+    known = [v for v in values if v is not None and math.isfinite(v)]
+    finite = [max(-_FARTHEST, min(v, _FARTHEST)) for v in known]
     low = math.floor(min(finite, default=0.0))
     high = max(math.ceil(max(finite, default=1.0)), low + 1)
     bad = any(v is not None and not math.isfinite(v) for v in values)

@@ -93,7 +93,7 @@ def _levels(trend: Trend, axis: ValueAxis) -> Iterator[tuple[float, str, str]]:
         return
     color, _, _ = palette.series_style(chosen.index)
     if compared.baseline is not None and _is_within(compared.baseline, axis):
-        yield compared.baseline, "baseline", color
+        yield compared.baseline, compared.words, color
     for limit in compared.limits:
         if _is_within(limit.value, axis):
             name = text.label(text.clip(limit.rule, 30))
@@ -163,7 +163,8 @@ def _layout(trend: Trend, axis: ValueAxis, unit: str) -> Json:
         "xaxis": {"type": "date", "showgrid": False, "zeroline": False},
         "yaxis": {
             "type": "log" if axis.is_log else "linear", "range": axis.range, "tickvals": heights,
-            "ticktext": labels, "title": {"text": unit, "font": {"size": 12}}, "zeroline": False,
+            "ticktext": labels, "title": {"text": text.label(unit), "font": {"size": 12}},
+            "zeroline": False,
         },
         "yaxis2": {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
         "shapes": list(_shapes(trend, axis)),

@@ -12,6 +12,8 @@ Value = float | None
 _LEAST_DECADES, _MOST_DECADES = 0.35, 12.0
 _LEAST_SPAN = 0.02
 """Of the largest magnitude: noise in the last digits is not blown up to a mountain range."""
+_LOWEST, _HIGHEST, _FARTHEST = -323, 308.2, 4e307
+"""What a float can hold: decades of a log axis, and an end of a linear one with room beyond."""
 _SPARE, _ROW = 0.08, 0.12
 """Room around the values, and for a row of its own, as shares of the span."""
 
@@ -63,7 +65,7 @@ class ValueAxis:
         return heights, labels
 
     def _told(self, coordinate: float) -> float:
-        return float(10.0**coordinate) if self.is_log else coordinate
+        return float(10.0 ** min(coordinate, _HIGHEST)) if self.is_log else coordinate
 
     def _linear_ticks(self) -> Iterable[float]:
         rough = self._span / 5
@@ -90,7 +92,8 @@ def axis_of(values: Sequence[Value], *, is_log: bool, also: Iterable[float] = ()
 
 
 def _ends(shown: Sequence[float]) -> tuple[float, float]:
-    low, high = min(shown, default=0.0), max(shown, default=1.0)
+    within = [max(-_FARTHEST, min(value, _FARTHEST)) for value in shown]
+    low, high = min(within, default=0.0), max(within, default=1.0)
     least = _LEAST_SPAN * max(abs(low), abs(high)) or 1.0
     spare = max(0.0, least - (high - low)) / 2
     return low - spare, high + spare
@@ -98,7 +101,7 @@ def _ends(shown: Sequence[float]) -> tuple[float, float]:
 
 def _log_ticks(low: float, high: float) -> Iterable[float]:
     """Yield 1, 2 and 5 of each decade; over many decades only the powers of ten."""
-    decades = range(math.floor(low), math.ceil(high) + 1)
+    decades = range(max(math.floor(low), _LOWEST), min(math.ceil(high), int(_HIGHEST)) + 1)
     step = max(1, math.ceil(len(decades) / 8))
     leads = (1.0, 2.0, 5.0) if high - low <= 2.5 else (1.0,)
     for decade in decades[::step]:

@@ -18,7 +18,7 @@ def alert_table(result: RunResult) -> Html:
         groups.setdefault((alert.rule, alert.candidate), []).append(alert)
     rows = [_row(group, places.get(group[0].candidate, 0)) for group in groups.values()]
     numbers = (tag("th", name, class_="n") for name in ("Value", "Threshold"))
-    return table([*_HEADERS, *numbers, "In words"], rows, "qw-alerts")
+    return table([*_HEADERS, *numbers, "In words"], rows)
 
 
 def _row(group: list[Alert], index: int) -> list[object]:

@@ -1,36 +1,16 @@
 """Endpoints and deliveries as rows: what was told, what waits, what is lost."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
 
-from quantwatch.domain import Verdict
 from quantwatch.store.dead_letters import Delivery
 from quantwatch.store.endpoints import EndpointState
 from quantwatch.store.messages import Load
-from quantwatch_dashboard import text
+from quantwatch_dashboard import delivery_words, text
 from quantwatch_dashboard.components.checks import moment
 from quantwatch_dashboard.components.markup import Html, link, table, tag
 from quantwatch_dashboard.components.verdict import Mark, pill, tone
 
-_STATES = {
-    "enabled": (Mark("✓", "Enabled"), Verdict.PASS, ""),
-    "disabled_auto": (Mark("✕", "Disabled"), Verdict.REGRESSION, "after days without any success"),
-    "disabled_gone": (Mark("✕", "Disabled"), Verdict.REGRESSION, "the receiver is gone (410)"),
-    "invalid": (Mark("✕", "Refused"), Verdict.REGRESSION, "its address is not allowed"),
-    "removed": (Mark("–", "Removed"), None, "no longer in the configuration"),
-}  # fmt: skip
-_DELIVERIES = {
-    "delivered": Verdict.PASS, "dead": Verdict.REGRESSION, "retry_wait": Verdict.WARN,
-}  # fmt: skip
-_ICONS = {
-    "delivered": "✓", "dead": "✕", "retry_wait": "!", "pending": "…", "sending": "…",
-    "grouped": "…", "suppressed": "–", "cancelled": "–",
-}  # fmt: skip
-WORDS = {
-    "delivered": "Delivered", "dead": "Dead letter", "retry_wait": "Waits for another try",
-    "pending": "Waits", "sending": "Is being sent", "grouped": "In a digest",
-    "suppressed": "Not sent: over", "cancelled": "Cancelled",
-}  # fmt: skip
 _NEVER = tag("span", "never", class_="qw-soft")
 
 
@@ -43,10 +23,10 @@ def endpoint_table(
 
 
 def _endpoint(state: EndpointState, load: Load, now: datetime, zone: tzinfo) -> Sequence[object]:
-    mark, verdict, usual = _STATES.get(state.state, (Mark("?", state.state), None, ""))
-    why = state.reason or usual
+    look = delivery_words.endpoint(state.state, failing=state.failing_since is not None)
+    why = text.readable(state.reason or delivery_words.usual_reason(state.state))
     tried = state.last_attempt_at
-    off = state.state not in ("enabled", "removed") and tried is not None
+    off = delivery_words.can_be_enabled(state.state) and tried is not None
     since = (
         tag("span", "since ", moment(tried, now, zone), class_="qw-sub") if off and tried else ""
     )
@@ -55,7 +35,7 @@ def _endpoint(state: EndpointState, load: Load, now: datetime, zone: tzinfo) -> 
         tag(
             "td", link(state.name, "alerts", show="deliveries", endpoint=state.name), class_="name"
         ),
-        tag("td", pill(mark, tone(verdict)), tag("span", why, class_="qw-sub"), since),
+        tag("td", badge(look), tag("span", why, class_="qw-sub"), since),
         tag("td", success, data_label="Last success"),
         tag("td", *_failing(state, now, zone), data_label="Failing"),
         tag("td", *_waiting(load, now, zone), data_label="Waiting"),
@@ -66,7 +46,7 @@ def _endpoint(state: EndpointState, load: Load, now: datetime, zone: tzinfo) -> 
 def _failing(state: EndpointState, now: datetime, zone: tzinfo) -> Iterable[object]:
     if state.failing_since is None:
         return ("no",)
-    count = f"{state.num_failures} failed tries in a row"
+    count = f"{state.num_failures} failed tries in a row, {100 * state.failure_ratio:.0f} % lately"
     since = moment(state.failing_since, now, zone)
     return tag("span", "since ", since, class_="qw-hot"), tag("span", count, class_="qw-sub")
 
@@ -87,6 +67,21 @@ def _dead(load: Load, now: datetime, zone: tzinfo) -> Iterable[object]:
     return count, last, error
 
 
+def badge(look: delivery_words.Look) -> Html:
+    """Return icon and word of a state in its color."""
+    return pill(Mark(look.icon, look.word), tone(look.color))
+
+
+def counts(found: Mapping[str, int]) -> Html:
+    """Return how many deliveries are in each state, the most first."""
+    known = sorted(found.items(), key=lambda pair: -pair[1])
+    rows = (
+        [tag("td", badge(delivery_words.delivery(state))), tag("td", f"{num:,}", class_="n")]
+        for state, num in known
+    )
+    return table(["State", tag("th", "Deliveries", class_="n")], rows)
+
+
 def delivery_table(found: Iterable[Delivery], now: datetime, zone: tzinfo) -> Html:
     """Return one row per message and endpoint, in the given order."""
     headers = ("State", "Message", "About", "Endpoint", "Tries", "Age", "Last answer")
@@ -94,11 +89,10 @@ def delivery_table(found: Iterable[Delivery], now: datetime, zone: tzinfo) -> Ht
 
 
 def _delivery(one: Delivery, now: datetime, zone: tzinfo) -> Sequence[object]:
-    mark = Mark(_ICONS.get(one.state, "?"), WORDS.get(one.state, one.state))
     waits = one.ended_at is None and one.state in ("pending", "retry_wait")
     due = tag("span", "next try ", text.until(one.next_at, now), class_="qw-sub") if waits else ""
     return [
-        tag("td", pill(mark, tone(_DELIVERIES.get(one.state))), due),
+        tag("td", badge(delivery_words.delivery(one.state)), due),
         tag("td", one.type, tag("span", one.event_id, class_="qw-sub qw-mono")),
         tag("td", one.subject, class_="name"),
         tag("td", one.endpoint),

@@ -5,7 +5,8 @@ from datetime import datetime, tzinfo
 from typing import Any
 
 from quantwatch.domain import Severity, Verdict
-from quantwatch_dashboard import text
+from quantwatch.store.messages import DEAD
+from quantwatch_dashboard import delivery_words, text
 from quantwatch_dashboard.components.alerts_table import (
     number_against,
     severity_of,
@@ -23,12 +24,6 @@ _ICONS = {
     "opened": "○", "fired": "●", "told": "✉", "acked": "✓", "silenced": "–", "unsilenced": "♪",
     "recovering": "↘", "again": "●", "missing": "?", "ended": "■",
 }  # fmt: skip
-_STATES = {
-    "pending": "waits", "retry_wait": "waits for another try", "sending": "is being sent",
-    "grouped": "goes with a digest", "delivered": "delivered", "dead": "dead letter",
-    "suppressed": "not sent: it was over", "cancelled": "cancelled",
-}  # fmt: skip
-_BAD = ("dead",)
 
 
 def card(one: Shown, now: datetime, zone: tzinfo) -> Html:
@@ -111,8 +106,8 @@ def _handed(each: Moment) -> Html:
         return tag("span", "for nobody", class_="qw-sub")
     rows = []
     for one in each.sent.handed:
-        bad = one.state in _BAD
-        words = f"{one.endpoint}: {_STATES.get(one.state, one.state)}"
+        bad = one.state == DEAD
+        words = f"{one.endpoint}: {delivery_words.delivery(one.state).word.casefold()}"
         tries = f", {one.attempt} tries" if one.attempt > 1 else ""
         error = (
             f", {text.clip(one.last_error, 120)}"

@@ -21,6 +21,7 @@ _RECEIVERS = {
     "told": ("✓", "qw-ok", "has got every message on it"),
     "waiting": ("…", "qw-wait", "a message on it waits, or is on its way"),
     "dead": ("✕", "qw-bad", "a message on it could not be delivered: a dead letter"),
+    "unknown": ("?", "qw-wait", "no message on it is known to have arrived"),
 }
 
 
@@ -152,10 +153,10 @@ def _overlays(one: Shown, now: datetime, zone: tzinfo) -> list[Html]:
         ends = tag("time", text.until(one.silence.ends_at, now),
                    title=text.instant(one.silence.ends_at, zone))  # fmt: skip
         said = f"silenced by {one.silence.author}, ends "
-        found.append(tag("div", said, ends, class_="qw-sub qw-quiet"))
+        found.append(tag("div", said, ends, class_="qw-sub"))
     if one.in_maintenance:
         words = "in a maintenance window: kept, not told"
-        found.append(tag("div", words, class_="qw-sub qw-quiet"))
+        found.append(tag("div", words, class_="qw-sub"))
     return found
 
 

@@ -3,66 +3,31 @@
 from collections.abc import Sequence
 from datetime import datetime, tzinfo
 
-from quantwatch.domain import RunStatus
 from quantwatch.store.attempts import Attempt
 from quantwatch.store.states import UnendedRun
 from quantwatch_dashboard import text
+from quantwatch_dashboard.components import progress
 from quantwatch_dashboard.components.facts import facts
 from quantwatch_dashboard.components.markup import Html, table, tag
 
-_WORDS = {
-    RunStatus.QUEUED: "Waits for a worker",
-    RunStatus.CLAIMED: "A worker has it",
-    RunStatus.PREPARING: "Models are being loaded",
-    RunStatus.MEASURING: "Measuring",
-    RunStatus.FINALIZING: "Results are being written",
-}
-_SILENT_S = 60
-"""A worker that measures renews its lease every few seconds."""
 
-
-def progress(run: UnendedRun, now: datetime, zone: tzinfo) -> Html:
+def card(run: UnendedRun, now: datetime, zone: tzinfo) -> Html:
     """Return a card with stage, progress, and how old what it says is."""
-    words = _WORDS.get(run.status, run.status.value)
-    stage = f": {run.stage}" if run.stage and run.stage.casefold() not in words.casefold() else ""
+    stage = progress.stage(run)
     known = [
         ("started", f"{text.age(run.started_at, now)}, {text.instant(run.started_at, zone)}"),
         ("trigger", f"{run.trigger}{f' by {run.actor}' if run.actor else ''}"),
         ("attempt", str(run.attempt) if run.attempt else "none yet"),
         ("device", run.device or "not said"),
-        ("heartbeat", _heartbeat(run, now)),
+        ("heartbeat", progress.heartbeat(run, now)),
     ]
     if run.cancel_requested_at is not None:
         known.append(("cancelled", f"asked {text.age(run.cancel_requested_at, now)}"))
-    head = tag("h2", f"{words}{stage}")
+    head = tag("h2", stage[:1].upper() + stage[1:])
     asked = tag("p", f"As of {now.astimezone(zone):%H:%M:%S}; asked again every few seconds.",
                 class_="qw-soft qw-small")  # fmt: skip
-    return tag("div", head, _bar(run), facts(known), asked, class_="qw-state qw-live",
+    return tag("div", head, progress.bar(run), facts(known), asked, class_="qw-state qw-live",
                role="status")  # fmt: skip
-
-
-def _bar(run: UnendedRun) -> Html:
-    if not run.tokens_total:
-        return tag("p", "How much there is to do is not known yet.", class_="qw-soft")
-    done = min(run.tokens_done, run.tokens_total)
-    share = 100 * done / run.tokens_total
-    said = f"{done:,} of {run.tokens_total:,} tokens, {share:.0f} %"
-    bar = tag(
-        "div", tag("b", style=f"width: {share:.1f}%"), class_="qw-progress", role="progressbar",
-        aria_valuenow=f"{share:.0f}", aria_valuemin="0", aria_valuemax="100", aria_label=said,
-    )  # fmt: skip
-    return tag("div", bar, tag("p", said))
-
-
-def _heartbeat(run: UnendedRun, now: datetime) -> Html:
-    if run.heartbeat_at is None:
-        return tag("span", "none: no worker has taken it yet", class_="qw-soft")
-    old = (now - run.heartbeat_at).total_seconds()
-    said = f"{max(0.0, old):.0f} s ago" if old < 90 else text.age(run.heartbeat_at, now)
-    if run.status is not RunStatus.QUEUED and old > _SILENT_S:
-        silent = f"{said}: the worker is silent; its lease decides what happens next"
-        return tag("span", silent, class_="qw-hot")
-    return tag("span", said)
 
 
 def table_of(tries: Sequence[Attempt], now: datetime, zone: tzinfo) -> Html:

@@ -8,6 +8,7 @@ from quantwatch_dashboard.charts import palette
 from quantwatch_dashboard.components.explain import sentence, term
 from quantwatch_dashboard.components.markup import Html, join, table, tag
 from quantwatch_dashboard.components.verdict import candidate_badge
+from quantwatch_dashboard.figures import figures_of
 
 _COLUMNS = {
     "Output KL, nats": "logit_kl", "p99": "logit_kl",
@@ -25,7 +26,7 @@ def swatch(index: int) -> Html:
 
 def tiles(result: RunResult, candidate: CandidateResult) -> Html:
     """Return the headline numbers of one candidate, each with its interval and noise floor."""
-    figures = Figures(candidate)
+    figures = figures_of(candidate)
     reference, own, ratio = figures.perplexities
     worst, agreement = figures.number("logit_kl", name="max"), figures.number("top1_agreement")
     deviation = figures.number("topk_logit_deviation_k5")
@@ -91,7 +92,8 @@ def _mean_se(figures: Figures, metric: str) -> str:
 
 def side_by_side(result: RunResult) -> Html:
     """Return the table of all candidates and, below it, the reference against itself."""
-    largest = max((_finite(Figures(c).number("logit_kl")) for c in result.candidates), default=0.0)
+    values = (_finite(figures_of(c).number("logit_kl")) for c in result.candidates)
+    largest = max(values, default=0.0)
     rows = [_row(c, i, largest) for i, c in enumerate(result.candidates)]
     if result.noise_floor:
         rows.append(_floor_row(result))
@@ -100,7 +102,7 @@ def side_by_side(result: RunResult) -> Html:
         tag("th", "Verdict"),
         *(tag("th", c, class_="n", title=sentence(m) or None) for c, m in _COLUMNS.items()),
     ]
-    return table(headers, rows, "qw-candidates")
+    return table(headers, rows)
 
 
 def _row(candidate: CandidateResult, index: int, largest: float) -> list[object]:
@@ -125,7 +127,7 @@ def _execution(candidate: CandidateResult) -> Html:
 
 
 def _cells(candidate: CandidateResult, index: int, largest: float) -> list[object]:
-    figures = Figures(candidate)
+    figures = figures_of(candidate)
     variant = candidate.variant
     kl = figures.number("logit_kl")
     numbers = [figures.number("logit_kl", name="p99"), figures.number("logit_kl", name="max")]

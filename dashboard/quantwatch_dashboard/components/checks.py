@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, tzinfo
 
-from quantwatch.domain import RunStatus, Verdict
+from quantwatch.domain import RunStatus
 from quantwatch.store.records import RunSummary
 from quantwatch_dashboard import standings, text
 from quantwatch_dashboard.charts.sparkline import Guide, sparkline
@@ -129,9 +129,8 @@ def _candidates(check: CheckSummary) -> Html:
     if not found:
         names = [tag("span", name, class_="c") for name in check.candidates[:_MOST_CANDIDATES]]
         return tag("div", *names, class_="qw-cands qw-soft") if names else _nothing()
-    order = list(Verdict)
-    indexed = [(i, name, verdict) for i, (name, verdict) in enumerate(found)]
-    indexed.sort(key=lambda c: order.index(c[2]) if c[2] is not None else -1)
+    places = standings.ranked(check) or range(len(found))
+    indexed = [(i, *found[i]) for i in places]
     rows = [
         tag(
             "span",
@@ -143,7 +142,9 @@ def _candidates(check: CheckSummary) -> Html:
         for i, name, verdict in indexed[:_MOST_CANDIDATES]
     ]
     if (more := len(indexed) - _MOST_CANDIDATES) > 0:
-        rows.append(tag("span", f"and {more} more", class_="qw-soft"))
+        unmeasured = sum(verdict is None for _, _, verdict in indexed[_MOST_CANDIDATES:])
+        but = f", {unmeasured} not measured" if unmeasured else ""
+        rows.append(tag("span", f"and {more} more{but}", class_="qw-soft"))
     return tag("div", *rows, class_="qw-cands")
 
 
@@ -163,11 +164,16 @@ def _trend(check: CheckSummary) -> Html:
 
 def _now(check: CheckSummary, at: int | None) -> Html:
     """Say what the candidate that matters measures now, and how that compares."""
-    value = None if at is None else standings.newest_value(check, at)
-    if at is None or value is None:
+    if at is None:
         return Html("")
+    value = standings.value_now(check, at)
+    if value is None:
+        return tag("span", "not measured in the newest run · ")
     change = standings.ratio(check, at)
-    against = "" if change is None else f", {times(change)} baseline"
+    if check.not_comparable:
+        against = f", {check.not_comparable}"
+    else:
+        against = "" if change is None else f", {times(change)} {check.compared_with}"
     return join([tag("b", text.number(value)), f" now{against} · "])
 
 
@@ -198,8 +204,7 @@ def open_alerts(check: CheckSummary, silenced: int) -> Html:
 
 
 def _success(check: CheckSummary, now: datetime, zone: tzinfo) -> Html:
-    run = check.decided
-    at = run.started_at if run is not None else check.state.last_success_at
+    run, at = check.decided, check.last_success
     if at is None:
         return tag("span", "never", class_="qw-soft")
     suite = text.clip(run.suite_name, 24) if run is not None else ""

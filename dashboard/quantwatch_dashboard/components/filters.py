@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 import streamlit as st
 
+from quantwatch.errors import UserError
+
 Words = Callable[[str], str]
 
 
@@ -17,6 +19,17 @@ def choose(
     name = _take(key, options)
     value = str(st.selectbox(label, options, key=name, format_func=shown, width=width))
     return _keep(key, value, options[0])
+
+
+def chosen_now(key: str) -> str:
+    """Return what a filter holds at the moment of a press, which may be newer than the page.
+
+    Raises UserError when it is gone.
+    """
+    value = st.session_state.get(f"filter-{key}")
+    if value is None:
+        raise UserError("What was chosen is no longer there; look at the page again.")
+    return str(value)
 
 
 def pills(label: str, key: str, options: Sequence[str], shown: Words) -> str:

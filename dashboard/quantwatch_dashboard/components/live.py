@@ -3,19 +3,11 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from quantwatch.domain import RunStatus
 from quantwatch.store.states import UnendedRun
 from quantwatch_dashboard import text
+from quantwatch_dashboard.components import progress
 from quantwatch_dashboard.components.markup import Html, join, link, tag
 
-_WORDS = {
-    RunStatus.QUEUED: "waits for a worker",
-    RunStatus.CLAIMED: "a worker has it",
-    RunStatus.PREPARING: "loading models",
-    RunStatus.MEASURING: "measuring",
-    RunStatus.FINALIZING: "writing results",
-}
-_SILENT_S = 60
 _MOST, _FEW, _MOST_NAMES = 8, 2, 6
 
 
@@ -52,39 +44,18 @@ def _waiting(runs: Sequence[UnendedRun]) -> Html:
 
 
 def _card(run: UnendedRun, now: datetime) -> Html:
-    words = _WORDS.get(run.status, run.status.value)
-    stage = run.stage or ""
-    if stage and stage.casefold() not in words.casefold():
-        words = f"{words}: {stage}"
-    head = tag("div", link(run.check, "run", run=run.run_id), tag("span", words, class_="qw-soft"),
-               class_="t")  # fmt: skip
-    return tag("div", head, _progress(run), _detail(run, now), class_="qw-run")
-
-
-def _progress(run: UnendedRun) -> Html:
-    if not run.tokens_total:
-        return tag("div", tag("b", style="width: 0%"), class_="qw-progress")
-    share = 100 * min(run.tokens_done, run.tokens_total) / run.tokens_total
-    return tag(
-        "div", tag("b", style=f"width: {share:.1f}%"), class_="qw-progress", role="progressbar",
-        aria_valuenow=f"{share:.0f}", aria_valuemin="0", aria_valuemax="100",
-        aria_label=f"{run.check}: {share:.0f} %",
-    )  # fmt: skip
+    now_doing = tag("span", progress.stage(run), class_="qw-soft")
+    head = tag("div", link(run.check, "run", run=run.run_id), now_doing, class_="t")
+    return tag("div", head, progress.bar(run), _detail(run, now), class_="qw-run")
 
 
 def _detail(run: UnendedRun, now: datetime) -> Html:
-    parts = []
-    if run.tokens_total:
-        share = 100 * min(run.tokens_done, run.tokens_total) / run.tokens_total
-        parts.append(f"{share:.0f} % of {run.tokens_total:,} tokens")
-    parts.append(f"{run.trigger}, {text.age(run.started_at, now)}")
+    parts = [f"{run.trigger}, {text.age(run.started_at, now)}"]
     if run.device:
         parts.append(run.device)
     if run.cancel_requested_at is not None:
         parts.append("asked to stop")
     said = tag("span", " · ".join(parts), class_="qw-soft")
-    silent = run.heartbeat_at is not None and (now - run.heartbeat_at).total_seconds() > _SILENT_S
-    if not (silent and run.status.is_active):
+    if not progress.is_silent(run, now):
         return tag("div", said, class_="d")
-    heard = f" · silent since {text.age(run.heartbeat_at, now) if run.heartbeat_at else ''}"
-    return tag("div", said, tag("span", heard.replace(" ago", ""), class_="qw-hot"), class_="d")
+    return tag("div", said, " · heartbeat ", progress.heartbeat(run, now), class_="d")

@@ -37,7 +37,12 @@ def candidate_table(
           for name, metric in _NUMBERS.items()),
     ]  # fmt: skip
     rows = (
-        _row(each, i, values.get(each.name), (agreed.get(each.name), bands.get(each.name)))
+        _row(
+            each,
+            i,
+            (values.get(each.name), agreed.get(each.name)),
+            _change(values.get(each.name), bands.get(each.name), check.not_comparable),
+        )
         for i, each in enumerate(mark.candidates)
     )
     return table(headers, rows, "qw-quality")
@@ -50,16 +55,16 @@ def _of_run(points: Sequence[SeriesPoint], run_id: str) -> Mapping[str, SeriesPo
 def _row(
     each: CandidateMark,
     index: int,
-    kl: SeriesPoint | None,
-    beside: tuple[SeriesPoint | None, Band | None],
+    measured: tuple[SeriesPoint | None, SeriesPoint | None],
+    change: Html,
 ) -> list[object]:
-    agreement, band = beside
+    kl, agreement = measured
     execution = each.execution or "could not be loaded"
     name = tag("td", swatch(index), each.name, tag("span", execution, class_="qw-sub"),
                class_="name")  # fmt: skip
     bits = "–" if each.bits_per_weight is None else f"{each.bits_per_weight:.2f}"
     cells = (
-        _kl(kl), _change(kl, band), text.percent(value_of(agreement) if agreement else None), bits,
+        _kl(kl), change, text.percent(value_of(agreement) if agreement else None), bits,
         text.size(each.size_bytes),
     )  # fmt: skip
     verdict = tag("td", candidate_badge(each.verdict))
@@ -73,8 +78,10 @@ def _kl(point: SeriesPoint | None) -> str:
     return text.plus_minus(value, point.se)
 
 
-def _change(point: SeriesPoint | None, band: Band | None) -> Html:
+def _change(point: SeriesPoint | None, band: Band | None, why_not: str) -> Html:
     """Say how the value compares with its baseline; the verdict says whether that matters."""
+    if why_not:
+        return tag("span", "not comparable", class_="qw-soft", title=why_not)
     value = value_of(point) if point is not None else None
     if value is None or band is None:
         return tag("span", "–", class_="qw-soft")

@@ -9,6 +9,7 @@ from quantwatch.config.plans import schedule_of
 from quantwatch.config.watching import ScheduleConfig
 from quantwatch.errors import ConfigError
 from quantwatch.schedules import Interval, next_three
+from quantwatch.store.operations import Planned
 from quantwatch.store.states import CheckState, Timetable
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components.markup import Html, join, tag
@@ -16,9 +17,18 @@ from quantwatch_dashboard.standings import is_late
 
 
 def next_run(state: CheckState, now: datetime, zone: tzinfo) -> Html:
-    """Return when a check runs next, or why it does not."""
+    """Return when a check runs next, with its schedule, or why it does not."""
+    found = next_slot(state, now, zone, busy=bool(state.unended))
+    rhythm = state.timetable
+    if rhythm is None or state.paused_at or state.quarantined_at or rhythm.trouble:
+        return found
+    return join([found, tag("span", words(rhythm.settings), class_="qw-sub")])
+
+
+def next_slot(state: CheckState | Planned, now: datetime, zone: tzinfo, *, busy: bool) -> Html:
+    """Return when a check runs next, or why it does not; `busy` when a run has not ended."""
     timetable = state.timetable
-    if state.pause is not None:
+    if state.paused_at is not None:
         return _soft("paused")
     if state.quarantined_at is not None:
         return _soft("in quarantine")
@@ -26,21 +36,21 @@ def next_run(state: CheckState, now: datetime, zone: tzinfo) -> Html:
         return _soft("by hand only")
     if timetable.trouble:
         return tag("span", text.clip(timetable.trouble, 80), class_="qw-hot qw-small")
-    return _planned(state, timetable, now, zone)
+    return _planned(timetable, now, zone, busy=busy)
 
 
-def _planned(state: CheckState, timetable: Timetable, now: datetime, zone: tzinfo) -> Html:
+def _planned(timetable: Timetable, now: datetime, zone: tzinfo, *, busy: bool) -> Html:
     due = timetable.next_slot_at or next(iter(next_runs(timetable, now)), None)
     if due is None:
         return _soft("not planned yet")
-    said = text.until(due, now)
-    when = tag("time", said, datetime=due.isoformat(), title=text.instant(due, zone))
+    when = tag("time", text.until(due, now), datetime=due.isoformat(),
+               title=text.instant(due, zone))  # fmt: skip
     if due < now:
         when = join(["due ", when])
-    if is_late(timetable, now) and not state.unended:
+    if is_late(timetable, now) and not busy:
         why = "Nothing schedules it: does the service run?"
-        when = tag("span", "over", when, class_="qw-hot", title=why)
-    return join([when, tag("span", words(timetable.settings), class_="qw-sub")])
+        return tag("span", "over", when, class_="qw-hot", title=why)
+    return when
 
 
 def words(settings: Mapping[str, Any]) -> str:

@@ -66,18 +66,8 @@ def headline(check: CheckSummary, fault: str) -> str:
 
 def _sentences(check: CheckSummary, known: Known, now: datetime) -> Iterator[Html]:
     at = standings.lead(check)
-    value = None if at is None else standings.newest_value(check, at)
-    if at is not None and value is not None:
-        change = standings.ratio(check, at)
-        against = (
-            "; nothing to compare it with"
-            if change is None
-            else (
-                f", {times(change)} its baseline of {text.number(check.bands[at].baseline)}"  # type: ignore[union-attr]
-            )
-        )
-        yield tag("p", f"Output KL of {check.candidates[at]}: ", tag("b", text.number(value)),
-                  f" nats{against}.")  # fmt: skip
+    if at is not None:
+        yield _measured(check, at)
     verdict = check.decided.verdict if check.decided is not None else None
     if known.began is not None and verdict not in (None, Verdict.PASS):
         yield tag("p", *_began(known.began))
@@ -89,6 +79,22 @@ def _sentences(check: CheckSummary, known: Known, now: datetime) -> Iterator[Htm
         by = f" by {pause.by}" if pause.by else ""
         why = pause.reason or "no reason was given"
         yield tag("p", f"Paused {text.age(pause.at, now)}{by}: {why}")
+
+
+def _measured(check: CheckSummary, at: int) -> Html:
+    """Say what the candidate that matters measures in the decided run, and against what."""
+    name, value, band = check.candidates[at], standings.value_now(check, at), check.bands[at]
+    if value is None:
+        return tag("p", f"Output KL of {name}: not measured in the newest run with results.")
+    change = standings.ratio(check, at)
+    if check.not_comparable:
+        against = f"; {check.not_comparable}"
+    elif change is None or band is None:
+        against = "; nothing to compare it with"
+    else:
+        against = f", {times(change)} {check.compared_with} of {text.number(band.baseline)}"
+    shown = tag("b", text.number(value))
+    return tag("p", f"Output KL of {name}: ", shown, f" nats{against}.")
 
 
 def _began(changes: Sequence[Change]) -> Iterator[object]:
@@ -119,7 +125,7 @@ def _facts(
     elif state.timetable is not None:
         yield "schedule", words(state.timetable.settings)
     yield "open alerts", open_alerts(check, silenced)
-    last = state.last_success_at or (check.decided.started_at if check.decided else None)
+    last = check.last_success
     yield "last success", "never" if last is None else moment(last, now, zone)
     yield "baseline", baseline(state)
     suite = check.decided.suite_name if check.decided is not None else state.config.get("suite")

@@ -7,9 +7,10 @@ from typing import ParamSpec
 
 import streamlit as st
 
-from quantwatch.errors import ConfigError, QuantwatchError, UserError
-from quantwatch_dashboard import queries
+from quantwatch.errors import ConfigError, NotFoundError, QuantwatchError, UserError
+from quantwatch_dashboard import access, queries
 from quantwatch_dashboard.components.markup import Html, tag
+from quantwatch_dashboard.roles import AccessError
 
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -26,17 +27,24 @@ def state(title: str, *sentences: object, command: str | None = None) -> Html:
 def guarded(view: Callable[P, None]) -> Callable[P, None]:
     """Show a card instead of a traceback when the database or the address is the trouble.
 
-    A fragment needs it, too: it is drawn anew without the page around it.
+    A fragment needs it, too: it is drawn anew without the page around it, so also without the
+    question in `app.py` whether one may still look. Who may not any more gets that page.
     """
 
     @wraps(view)
     def show(*args: P.args, **kwargs: P.kwargs) -> None:
+        if not access.current().may(access.Role.VIEWER):
+            st.rerun()
         try:
             view(*args, **kwargs)
         except ConfigError as error:
             st.html(state("The database is not named correctly", str(error)))
-        except UserError as error:
+        except NotFoundError as error:
             st.html(state("That is not in this database", str(error), _where()))
+        except AccessError as error:
+            st.html(state("That needs another role", str(error)))
+        except UserError as error:
+            st.html(state("That can't be shown", str(error), _where()))
         except QuantwatchError as error:
             _log.error("the dashboard can't read its database: %s", error)
             st.html(_unreadable(error))
@@ -57,14 +65,26 @@ def empty() -> Html:
 
 
 def _unreadable(error: QuantwatchError) -> Html:
+    program = _program()
     return state(
         "The database can't be read",
         str(error),
         _where(),
         "The page tries again when you reload it. What helps is usually one of these:",
-        command="quantwatch db check\nquantwatch db upgrade\nquantwatch doctor",
+        command="\n".join(f"{program} {act}" for act in ("db check", "db upgrade", "doctor")),
     )
 
 
+def _program() -> str:
+    try:
+        return queries.program()
+    except ConfigError:  # the file that names the database went away in between
+        return "quantwatch"
+
+
 def _where() -> Html:
-    return tag("span", "Database: ", queries.shown_url(queries.url()), class_="qw-soft qw-small")
+    try:
+        found = queries.shown_url(queries.url())
+    except ConfigError as error:
+        found = str(error)
+    return tag("span", "Database: ", found, class_="qw-soft qw-small")

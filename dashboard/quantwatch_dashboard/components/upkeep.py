@@ -1,4 +1,4 @@
-"""What somebody has to mend: failed tasks, receivers, and who changed what."""
+"""What somebody has to mend: failed tasks, and who changed what."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -7,18 +7,13 @@ from itertools import islice
 from typing import Any
 
 from quantwatch.config.apply import differences
-from quantwatch.domain import Verdict
 from quantwatch.observability import redaction
-from quantwatch.store.applied import REMOVED
 from quantwatch.store.audit import AuditEntry
-from quantwatch.store.endpoints import EndpointState
 from quantwatch.store.failed_tasks import FailedTask
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components.checks import moment
 from quantwatch_dashboard.components.markup import Html, join, link, table, tag
-from quantwatch_dashboard.components.verdict import Mark, pill, tone
 
-_ENABLED = (Mark("✓", "Enabled"), tone(Verdict.PASS))
 _MOST_DIFFERENCES = 8
 
 
@@ -41,52 +36,8 @@ def failed(found: Iterable[FailedTask], now: datetime, zone: tzinfo) -> Html:
         ]
         for task in found
     )  # fmt: skip
-    heads = ["Operation", "Error", "About", tag("th", "Attempts", class_="n"), "Last", "It said"]
+    heads = ["Operation", "Error", "About", tag("th", "Attempts", class_="n"), "Last", "Message"]
     return table(heads, rows, "qw-ops")
-
-
-def receivers(found: Iterable[EndpointState], now: datetime, zone: tzinfo) -> Html:
-    """Return one row per endpoint: its state and since when it fails."""
-    rows = (
-        [
-            tag("td", one.name, class_="name"),
-            tag("td", _state(one), _why(one)),
-            _when(one.last_success_at, now, zone),
-            _when(one.last_attempt_at, now, zone),
-            _when(one.failing_since, now, zone, "–"),
-            tag("td", f"{one.num_failures:,}", class_="n"),
-            tag("td", f"{100 * one.failure_ratio:.0f} %", class_="n"),
-        ]
-        for one in found
-    )
-    numbers = (tag("th", name, class_="n") for name in ("In a row", "Lately"))
-    heads = ["Endpoint", "State", "Last success", "Last attempt", "Failing since", *numbers]
-    return table(heads, rows, "qw-ops")
-
-
-def _state(one: EndpointState) -> Html:
-    if one.state == "enabled" and one.failing_since is None:
-        return pill(*_ENABLED)
-    word = "Enabled, failing" if one.state == "enabled" else one.state.replace("_", ", ")
-    kind = None if one.state == REMOVED else Verdict.WARN
-    return pill(Mark("!", word[:1].upper() + word[1:]), tone(kind))
-
-
-def _why(one: EndpointState) -> Html:
-    return tag("span", text.readable(one.reason), class_="qw-sub") if one.reason else Html("")
-
-
-def _when(at: datetime | None, now: datetime, zone: tzinfo, absent: str = "never") -> Html:
-    return tag("td", absent, class_="qw-soft") if at is None else tag("td", moment(at, now, zone))
-
-
-def counts(found: Mapping[str, int]) -> Html:
-    """Return how many deliveries are in each state; the log itself is on the page Alerts."""
-    known = sorted(found.items(), key=lambda pair: -pair[1])
-    rows = (
-        [tag("td", state, class_="name"), tag("td", f"{n:,}", class_="n")] for state, n in known
-    )
-    return table(["State", tag("th", "Deliveries", class_="n")], rows)
 
 
 def changes(found: Iterable[AuditEntry], now: datetime, zone: tzinfo) -> Html:

@@ -1,7 +1,8 @@
 """Alerts: open and past episodes, one episode's story, silences, endpoints, dead letters."""
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -10,8 +11,10 @@ from sqlalchemy.orm import Session
 
 from quantwatch.alerts.flapping import flapping, window
 from quantwatch.alerts.silences import in_maintenance
+from quantwatch.config.parsing import parse
 from quantwatch.config.watching import FlappingConfig, MaintenanceConfig
 from quantwatch.domain import Json
+from quantwatch.errors import ConfigError
 from quantwatch.store import (
     alert_history,
     applied,
@@ -45,6 +48,18 @@ def open_episodes(given: str) -> tuple[Shown, ...]:
     with database(given).reader() as session:
         listed = alert_history.open_episodes(session)
         return shown(listed, _over(session, listed))
+
+
+@st.cache_resource(ttl=SHORT_S, max_entries=4, show_spinner=False)
+def not_understood(given: str) -> tuple[str, ...]:
+    """Return checks with open alerts whose applied settings this version can't read.
+
+    What is in maintenance or flaps isn't known of their alerts.
+    """
+    checks = sorted({one.listed.check for one in open_episodes(given)})
+    with database(given).reader() as session:
+        known = _alerting(session)
+    return tuple(check for check in checks if known.get(check, _Alerting()) is None)
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=16, show_spinner=False)
@@ -142,35 +157,58 @@ def _over(session: Session, listed: Collection[Listed]) -> Overlay:
         tuple(silences.active_silences(session)),
         _in_maintenance(session, settings, {one.check for one in listed}),
         _flapping(session, settings, listed),
-        messages.unheard(session, {one.subject for one in listed}),
+        messages.addressed(
+            session,
+            {one.subject for one in listed},
+            {name for one in listed for name in one.episode.told},
+        ),
     )
 
 
-def _alerting(session: Session) -> dict[str, Json]:
+@dataclass(frozen=True, slots=True)
+class _Alerting:
+    """What a check's settings say about alerts that are not told at once."""
+
+    maintenance: tuple[MaintenanceConfig, ...] = ()
+    flapping: FlappingConfig = field(default_factory=FlappingConfig)
+
+
+_Settings = Mapping[str, _Alerting | None]
+"""By check; None for those that were applied by a version with other settings."""
+
+
+def _alerting(session: Session) -> _Settings:
     checks = applied.applied_checks(session)
-    return {name: document.get("alerting") or {} for name, document in checks.items()}
+    return {name: _read(document.get("alerting") or {}) for name, document in checks.items()}
+
+
+def _read(section: Json) -> _Alerting | None:
+    windows: Any = section.get("maintenance") or ()
+    flapping: Any = section.get("flapping") or {}
+    try:
+        return _Alerting(
+            tuple(parse(MaintenanceConfig, each, "maintenance") for each in windows),
+            parse(FlappingConfig, flapping, "flapping"),
+        )
+    except ConfigError:
+        return None
 
 
 def _in_maintenance(
-    session: Session, settings: dict[str, Json], checks: Collection[str]
+    session: Session, settings: _Settings, checks: Collection[str]
 ) -> frozenset[str]:
     moment = clock.now(session)
-
-    def windows(check: str) -> list[MaintenanceConfig]:
-        given: Any = settings.get(check, {}).get("maintenance") or ()
-        return [MaintenanceConfig.model_validate(each) for each in given]
-
-    return frozenset(check for check in checks if in_maintenance(windows(check), moment))
+    known = {check: settings.get(check) or _Alerting() for check in checks}
+    return frozenset(c for c, one in known.items() if in_maintenance(one.maintenance, moment))
 
 
-def _flapping(
-    session: Session, settings: dict[str, Json], listed: Collection[Listed]
-) -> frozenset[int]:
+def _flapping(session: Session, settings: _Settings, listed: Collection[Listed]) -> frozenset[int]:
     """Return the alerts that come and go, as their checks say what that is."""
     groups: dict[FlappingConfig, list[int]] = defaultdict(list)
     for one in listed:
-        given = settings.get(one.check, {}).get("flapping") or {}
-        groups[FlappingConfig.model_validate(given)].append(one.alert_id)
+        known = settings.get(one.check, _Alerting())
+        if known is not None:
+            groups[known.flapping].append(one.alert_id)
     now, found = clock.now(session), frozenset[int]()
     for config, mine in groups.items():
         fired = store_episodes.num_fired(session, mine, now - window(config))

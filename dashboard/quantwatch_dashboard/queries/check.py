@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from quantwatch.errors import UserError
+from quantwatch.errors import NotFoundError
 from quantwatch.store import summaries
 from quantwatch.store.marks import RunMark, run_marks
 from quantwatch.store.overview import check_states
@@ -27,7 +27,7 @@ def summary(given: str, check: str) -> CheckSummary:
     """Return how a check stands. Raises UserError when there is none of that name."""
     found = check_states(database(given), check)
     if not found:
-        raise UserError(f"There is no check {check!r} in this database.")
+        raise NotFoundError(f"There is no check {check!r} in this database.")
     return summarize(found[0])
 
 
@@ -40,6 +40,12 @@ def trend(
     Raises UserError on an unknown statistic.
     """
     return tuple(summaries.get_series(database(given), check, *shown, limit=limit))
+
+
+@st.cache_resource(ttl=LONG_S, max_entries=256, show_spinner=False)
+def points_of(given: str, run_id: str, shown: Shown = HEADLINE) -> tuple[SeriesPoint, ...]:
+    """Return one statistic of all candidates of one run, however old, () without results."""
+    return tuple(summaries.points_of(database(given), run_id, *shown))
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=64, show_spinner=False)

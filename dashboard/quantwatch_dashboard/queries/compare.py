@@ -17,6 +17,8 @@ from quantwatch_dashboard.queries.connection import LONG_S, database
 
 Key = tuple[str, str]
 """Run and candidate."""
+Floors = Mapping[tuple[str, str], float]
+"""Noise floors by metric and scope."""
 MOST_RUNS, MOST_OWN = 80, 60
 
 
@@ -51,15 +53,17 @@ def tests(given: str, a: Key, b: Key) -> Mapping[tuple[str, str], Comparison]:
 
     Only for runs that are comparable: the same prompts, positions and definitions.
     """
-    floor = {
-        **runs.result(given, a[0]).noise_floor,
-        **runs.result(given, b[0]).noise_floor,
-    }
+    floors = [runs.result(given, run_id).noise_floor for run_id, _ in (a, b)]
     found = compare_candidate(
-        TESTED, _evidence(given, b), _evidence(given, a), floor, Resampler(a[0], b[0])
+        TESTED, _evidence(given, b), _evidence(given, a), larger(*floors), Resampler(a[0], b[0])
     )
     decided = established(family(found))
     return found | {(metric, Scope(scope)): test for (_, metric, scope), test in decided.items()}
+
+
+def larger(a: Floors, b: Floors) -> Floors:
+    """Return the larger noise floor of both runs, for what either of them measured."""
+    return {key: max(floor[key] for floor in (a, b) if key in floor) for key in {*a, *b}}
 
 
 def _evidence(

@@ -11,11 +11,9 @@ from pydantic import ValidationError
 from quantwatch.config.service import RetentionConfig
 from quantwatch.store import (
     audit,
-    clock,
     components,
     dead_letters,
     disk,
-    endpoints,
     failed_tasks,
     figures,
     operations,
@@ -23,7 +21,6 @@ from quantwatch.store import (
 )
 from quantwatch.store.audit import AuditEntry
 from quantwatch.store.components import Seen
-from quantwatch.store.endpoints import EndpointState
 from quantwatch.store.failed_tasks import FailedTask
 from quantwatch.store.operations import AppliedCheck, Leader, Planned, Slot, Telemetry
 from quantwatch.store.sizes import Sizes
@@ -39,7 +36,6 @@ MEASURED_S = 600
 class Service:
     """The running parts, by the database's clock."""
 
-    now: datetime
     leader: Leader | None
     parts: tuple[Seen, ...]
     silence_s: float | None
@@ -84,7 +80,6 @@ def service(given: str) -> Service:
     """Return how the service does now."""
     with database(given).reader() as session:
         return Service(
-            now=clock.now(session),
             leader=operations.leader(session),
             parts=tuple(components.list_components(session)),
             silence_s=figures.scheduler_silence_s(session),
@@ -102,18 +97,21 @@ def failed(given: str, limit: int = 50) -> tuple[FailedTask, ...]:
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=4, show_spinner=False)
+def num_failed(given: str) -> int:
+    """Return how many things failed and are still open: all of them, not only those listed."""
+    with database(given).reader() as session:
+        return failed_tasks.num_open(session)
+
+
+@st.cache_resource(ttl=SHORT_S, max_entries=4, show_spinner=False)
 def timetable(given: str) -> tuple[Planned, ...]:
     """Return all schedules, the next one first, those without a next run last."""
     with database(given).reader() as session:
         found = operations.timetable(session)
     never = datetime.max.replace(tzinfo=UTC)
-    return tuple(sorted(found, key=lambda state: (state.next_slot_at or never, state.check)))
-
-
-@st.cache_resource(ttl=SHORT_S, max_entries=4, show_spinner=False)
-def receivers(given: str) -> tuple[EndpointState, ...]:
-    """Return the endpoints that were ever configured."""
-    return tuple(endpoints.list_endpoints(database(given)))
+    return tuple(
+        sorted(found, key=lambda state: (state.timetable.next_slot_at or never, state.check))
+    )
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=4, show_spinner=False)

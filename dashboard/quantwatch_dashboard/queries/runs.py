@@ -14,8 +14,8 @@ from quantwatch_dashboard.queries.connection import LONG_S, SHORT_S, database
 
 @st.cache_resource(ttl=SHORT_S, max_entries=64, show_spinner=False)
 def recent_runs(given: str, check: str | None = None, limit: int = 25) -> tuple[RunSummary, ...]:
-    """Return the newest runs, of one check or of all."""
-    return tuple(runs.list_runs(database(given), check=check, limit=limit))
+    """Return the newest runs, of one check or of all; slots that were skipped are none."""
+    return tuple(runs.list_runs(database(given), check=check, limit=limit, skipped=False))
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=64, show_spinner=False)

@@ -1,6 +1,9 @@
 """What a trend shows of one statistic: lines, what they are compared with, what happened beside."""
 
+from collections.abc import Sequence
+
 from quantwatch.metrics.registry import METRICS
+from quantwatch.store.records import SeriesPoint
 from quantwatch_dashboard import trends
 from quantwatch_dashboard.history import limits
 from quantwatch_dashboard.queries import check as check_queries
@@ -30,23 +33,41 @@ def shown_trend(
     # Colors stay when a range leaves a candidate out.
     order = [line.name for line in trends.lines_of(points, summary.candidates)]
     lines, left_out = trends.thinned(trends.lines_of(trends.within(points, marks), order))
-    pinned = summary.state.baseline_run_id
-    before = next((p for p in own if p.run_id == pinned), None)
-    baseline = trends.value_of(before) if before is not None else None
-    band = _band(summary, shown, candidate)
-    if band is None and shown[2] != _SPREAD:
-        floors = {p.run_id: p.floor for p in own}
-        band = trends.noise_band(baseline, floors, is_log=is_on_log(shown))
     changed = check_queries.changed(given, summary.check, limit)
     return Trend(
         lines=lines,
         strong=candidate,
-        compared=Compared(baseline, band, limits(summary.state.config, candidate, *shown) or ()),
+        compared=_compared(given, summary, shown, own, candidate),
         changes=trends.changes_within(changed, marks),
         failures=trends.failures(marks),
-        pinned_run=pinned,
+        pinned_run=summary.state.baseline_run_id,
         left_out=left_out,
     )
+
+
+def _compared(
+    given: str,
+    summary: CheckSummary,
+    shown: Shown,
+    own: Sequence[SeriesPoint],
+    candidate: str,
+) -> Compared:
+    """Return what a candidate's points are held against; runs of something else are nothing."""
+    absolute = limits(summary.state.config, candidate, *shown) or ()
+    run_id = summary.state.baseline_run_id
+    if run_id is None or summary.not_comparable:
+        return Compared(limits=absolute, why_not=summary.not_comparable)
+    # Read by its id: a run that was pinned long ago is not among the newest ones.
+    found = check_queries.points_of(given, run_id, shown)
+    before = next((p for p in found if p.candidate == candidate), None)
+    baseline = None if before is None else trends.value_of(before)
+    band = _band(summary, shown, candidate)
+    if band is None and shown[2] != _SPREAD:
+        floors = {p.run_id: p.floor for p in own}
+        band = trends.noise_band(baseline, floors, is_log=is_on_log(shown))
+    why_not = "" if baseline is not None else "the baseline run has no such value"
+    words = "newest run of the window" if summary.is_rolling else "baseline"
+    return Compared(baseline, band, absolute, words, why_not)
 
 
 def _band(summary: CheckSummary, shown: Shown, candidate: str) -> tuple[float, float] | None:

@@ -2,9 +2,10 @@
 
 import streamlit as st
 
-from quantwatch.errors import UserError
+from quantwatch.errors import NotFoundError
 from quantwatch_dashboard import queries
 from quantwatch_dashboard.components import filters, page, trouble
+from quantwatch_dashboard.components.markup import tag
 from quantwatch_dashboard.episodes import headline
 from quantwatch_dashboard.queries import alerts as alert_queries
 from quantwatch_dashboard.views import (
@@ -32,6 +33,7 @@ def show() -> None:
         return
     found = alert_queries.open_episodes(url)
     page.head("Alerts", headline(found))
+    _not_understood(url)
     tab = filters.pills("What to show", "show", list(_TABS), _TABS.__getitem__)
     if tab == "silences":
         alerts_silences.show(url)
@@ -39,6 +41,17 @@ def show() -> None:
         alerts_deliveries.show(url)
     else:
         alerts_list.show(url, found)
+
+
+def _not_understood(url: str) -> None:
+    """Say of which checks maintenance and flapping aren't known, where that is so."""
+    if names := alert_queries.not_understood(url):
+        words = (
+            f"Settings of {', '.join(names)} were applied by another version of quantwatch and "
+            "can't be read: whether alerts are in maintenance or come and go is not known there. "
+            "The service applies them anew when it starts with this version."
+        )
+        st.html(tag("p", words, class_="qw-note"))
 
 
 def _named(url: str) -> str | None:
@@ -50,5 +63,5 @@ def _named(url: str) -> str | None:
     number = int(alert) if alert.isascii() and alert.isdecimal() and len(alert) < 10 else None
     found = () if number is None else alert_queries.episodes_of(url, number)
     if not found:
-        raise UserError(f"There is no episode of an alert {alert!r}.")
+        raise NotFoundError(f"There is no episode of an alert {alert!r}.")
     return found[0].episode.id

@@ -5,6 +5,7 @@ from datetime import timedelta
 import streamlit as st
 
 from quantwatch.config.durations import seconds
+from quantwatch.errors import UserError
 from quantwatch.store.dead_letters import Delivery
 from quantwatch.store.replays import Replayed
 from quantwatch_dashboard import actions, clock, text
@@ -12,18 +13,21 @@ from quantwatch_dashboard.components import asking, filters, page
 from quantwatch_dashboard.components.alerts_endpoints import delivery_table
 from quantwatch_dashboard.components.markup import tag
 from quantwatch_dashboard.queries import alerts as alert_queries
-from quantwatch_dashboard.roles import Role
+from quantwatch_dashboard.roles import Person, Role
 
+ANY = "any"
+"""Every endpoint, in the address and in the filter."""
 _ONE, _ALL = "replay-one", "replay-all"
 _SINCE = ("24h", "1h", "7d", "30d")
 
 
-def show(url: str, endpoint: str | None) -> None:
-    """Show the dead letters of one endpoint, or of all, with buttons that tell them again."""
-    page.section(
-        "Dead letters", "Given up after the last try, or because the endpoint is disabled."
-    )
+def show(url: str, endpoint: str | None, total: int) -> None:
+    """Show the newest of `total` dead letters of one endpoint, or of all; with buttons."""
     found = alert_queries.deliveries(url, "dead", endpoint)
+    said = "Given up after the last try, or because the endpoint is disabled."
+    if total > len(found) > 0:
+        said += f" The newest {len(found)} of {total:,}; older ones are told again all at once."
+    page.section("Dead letters", said)
     if not found:
         st.html(tag("p", "None.", class_="qw-soft"))
         # The buttons are gone with what they told again; what came of it is not.
@@ -40,12 +44,10 @@ def show(url: str, endpoint: str | None) -> None:
 
 def _tell_one(found: tuple[Delivery, ...]) -> None:
     letters = {one.event_id: one for one in found}
-    event = filters.choose(
-        "Dead letter", "event", list(letters), lambda i: _letter(letters[i]), 600
-    )
+    filters.choose("Dead letter", "event", list(letters), lambda i: _letter(letters[i]), 600)
     asking.button(
         "Tell it again",
-        lambda who: actions.replay(who, event),
+        lambda who: actions.replay(who, filters.chosen_now("event")),
         key=_ONE,
         done=lambda count: f"{_waiting(count)}." if count else "It waits already.",
     )
@@ -56,13 +58,21 @@ def _tell_all(endpoint: str | None) -> None:
     since = filters.choose("All that died in the last", "since", _SINCE)
     asking.button(
         f"Tell all of {whose} again",
-        lambda who: actions.replay_dead(who, timedelta(seconds=seconds(since)), endpoint),
+        lambda who: _replay_all(who, since, endpoint),
         key=_ALL,
         needs=Role.ADMIN,
         ask=f"What became a dead letter in the last {since} is sent to {whose} again; what is over "
         "by now is left out.",
         done=_replayed,
     )
+
+
+def _replay_all(who: Person, since: str, endpoint: str | None) -> Replayed:
+    """Tell all again as it was asked. Raises UserError when another choice was made since."""
+    chosen = filters.chosen_now("since"), filters.chosen_now("endpoint")
+    if chosen != (since, endpoint or ANY):
+        raise UserError("Another choice was made after the question; nothing was told again.")
+    return actions.replay_dead(who, timedelta(seconds=seconds(since)), endpoint)
 
 
 def _replayed(found: object) -> str:

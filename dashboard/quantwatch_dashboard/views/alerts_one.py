@@ -83,15 +83,15 @@ def _command(words: str, line: str) -> None:
 
 
 def _acknowledge(one: Shown) -> None:
-    number = one.listed.alert_id
+    number, seen = one.listed.alert_id, one.listed.episode.id
     if one.listed.episode.fired_at is None:
         words = "It has not fired yet: there is nothing to acknowledge before it is confirmed."
         st.html(tag("p", words, class_="qw-soft"))
         return
     asking.worded(
         "Acknowledge",
-        lambda who, comment: actions.acknowledge(who, number, comment),
-        key=f"ack-{number}",
+        lambda who, comment: actions.acknowledge(who, number, seen, comment),
+        key=f"ack-{seen}",
         wants="What is being done",
         done="Acknowledged.",
     )

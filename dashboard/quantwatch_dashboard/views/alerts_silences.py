@@ -67,7 +67,7 @@ def _preview(url: str, matcher: Mapping[str, str]) -> None:
         st.html(tag("p", "Fill in at least one label.", class_="qw-soft qw-small"))
         return
     listed = [one.listed for one in alert_queries.open_episodes(url)]
-    st.html(alerts_silence.preview(would_match(matcher, listed)[0], len(listed)))
+    st.html(alerts_silence.preview(would_match(matcher, listed), len(listed)))
 
 
 def _matcher(key: str) -> dict[str, str]:
@@ -93,7 +93,7 @@ def _made(found: object) -> str:
 
 def _silence(url: str, silence: StoredSilence) -> None:
     listed = [one.listed for one in alert_queries.open_episodes(url)]
-    count = len(would_match(silence.matcher, listed)[0])
+    count = len(would_match(silence.matcher, listed))
     with st.container(border=True):
         st.html(alerts_silence.silence(silence, count, clock.now(), clock.zone()))
         asking.button(

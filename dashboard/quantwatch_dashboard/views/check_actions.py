@@ -1,20 +1,11 @@
-"""What can be done about a check: run it, pause it, choose its baseline."""
-
-from collections.abc import Sequence
+"""What can be done about a check: run it, pause it, end its run."""
 
 import streamlit as st
 
-from quantwatch.domain import Verdict
-from quantwatch.store.marks import RunMark
-from quantwatch_dashboard import actions, clock, text
-from quantwatch_dashboard.access import Role
-from quantwatch_dashboard.components import asking
-from quantwatch_dashboard.components.filters import choose
-from quantwatch_dashboard.components.markup import tag
-from quantwatch_dashboard.queries import check as check_queries
+from quantwatch_dashboard import actions
+from quantwatch_dashboard.components import asking, leftovers
 from quantwatch_dashboard.summaries import CheckSummary
-
-_MOST = 50
+from quantwatch_dashboard.views import acts, check_pins
 
 
 def show(url: str, summary: CheckSummary) -> None:
@@ -26,21 +17,24 @@ def show(url: str, summary: CheckSummary) -> None:
             key=f"run-{check}", done=_started,
         )  # fmt: skip
         _pausing(summary)
-        if (run := summary.under_way) is not None and run.cancel_requested_at is None:
-            asking.button(
-                "Cancel the run", lambda who: actions.cancel_run(who, run.run_id),
-                key=f"cancel-{run.run_id}", ask="What it has measured so far is lost.",
-                done="The run is asked to stop.",
-            )  # fmt: skip
-        if summary.state.quarantined_at is not None:
-            asking.button(
-                "Release from quarantine", lambda who: actions.release(who, check),
-                key=f"release-{check}", needs=Role.ADMIN, done="It may run again.",
-                ask="If it makes workers fail again, it takes other checks' time.",
-            )  # fmt: skip
-        _unpinning(summary)
-    if summary.decided is not None:
-        _pinning(url, summary)
+        _ending(summary)
+        check_pins.unpinning(summary)
+    check_pins.pinning(url, summary)
+
+
+def _ending(summary: CheckSummary) -> None:
+    """Offer to end the run that is under way or, without one, waits; and a quarantine."""
+    check, unended = summary.check, summary.state.unended
+    run = summary.under_way or next(iter(unended), None)
+    # The buttons go with what they ended; what came of it does not.
+    listed = [acts.cancel_key(run.run_id)] if run is not None else []
+    if summary.state.quarantined_at is not None:
+        listed.append(acts.release_key(check))
+    leftovers.show(f"ends-{check}", listed)
+    if run is not None:
+        acts.cancel(run)
+    if summary.state.quarantined_at is not None:
+        acts.release(check)
 
 
 def _started(result: object) -> str:
@@ -61,44 +55,3 @@ def _pausing(summary: CheckSummary) -> None:
             "Resume", lambda who: actions.resume(who, check), key=f"pause-{check}",
             done="It runs again from its next slot on.",
         )  # fmt: skip
-
-
-def _unpinning(summary: CheckSummary) -> None:
-    check, kind = summary.check, (summary.state.config.get("baseline") or {}).get("kind", "pinned")
-    if kind == "pinned" and summary.state.baseline_run_id is not None:
-        asking.button(
-            "Unpin the baseline", lambda who: actions.unpin(who, check), key=f"unpin-{check}",
-            ask="Later runs are compared with nothing until another run is pinned.",
-            done="No baseline is pinned.",
-        )  # fmt: skip
-
-
-def _pinning(url: str, summary: CheckSummary) -> None:
-    """Let the reader choose the run that later ones are compared with."""
-    check, pinned = summary.check, summary.state.baseline_run_id
-    marks = [m for m in check_queries.marks(url, check) if m.verdict is not None][: -_MOST - 1 : -1]
-    offered = {m.run_id: m for m in _best_first(marks) if m.run_id != pinned}
-    if not offered:
-        return
-    with (
-        st.expander("Pin another baseline"),
-        st.container(horizontal=True, vertical_alignment="bottom"),
-    ):
-        chosen = choose("Run", "pin", list(offered), lambda r: _named(offered[r]), 380)
-        asking.button(
-            "Pin this run", lambda who: actions.pin(who, check, chosen), key=f"pin-{check}",
-            done=f"Later runs are compared with …{chosen[-8:]}.",
-        )  # fmt: skip
-        st.html(tag("p", "Pin a run that was looked at and found good: what is wrong with it is "
-                         "never reported again.", class_="qw-soft qw-small"))  # fmt: skip
-
-
-def _best_first(marks: Sequence[RunMark]) -> list[RunMark]:
-    """Offer the newest run that passes first: a regression is rarely what one wants to keep."""
-    worst_first = list(Verdict)
-    return sorted(marks, key=lambda m: -worst_first.index(m.verdict) if m.verdict else 0)
-
-
-def _named(mark: RunMark) -> str:
-    outcome = mark.verdict.value if mark.verdict is not None else mark.status.value
-    return f"{text.instant(mark.started_at, clock.zone())[:16]} · {outcome} · …{mark.run_id[-8:]}"

@@ -25,10 +25,9 @@ def show(url: str, summary: CheckSummary) -> None:
     )
     if mark is None:
         return
-    before = summary.state.baseline_run_id
     left, right = st.columns([5, 3], gap="medium")
     with left:
-        page.section("Candidates side by side", join(_explained(run.run_id, before)))
+        page.section("Candidates side by side", join(_explained(summary, run.run_id)))
         points = check_queries.trend(url, summary.check)
         agreement = check_queries.trend(url, summary.check, _AGREEMENT)
         st.html(candidate_table(summary, mark, points, agreement))
@@ -40,10 +39,14 @@ def show(url: str, summary: CheckSummary) -> None:
         _tradeoff(url, summary)
 
 
-def _explained(run: str, before: str | None) -> Iterator[object]:
+def _explained(summary: CheckSummary, run: str) -> Iterator[object]:
+    before = summary.state.baseline_run_id
     yield "The "
     yield link("newest run with results", "run", run=run)
-    yield ", each candidate against its own baseline."
+    if summary.not_comparable:
+        yield f", {summary.not_comparable}."
+    else:
+        yield f", each candidate against its own value in {summary.compared_with}."
     if before is not None and before != run:
         yield " "
         yield link("Compare the two runs", "compare", run_a=before, run_b=run)

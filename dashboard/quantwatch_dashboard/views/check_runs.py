@@ -40,7 +40,9 @@ def show(url: str, summary: CheckSummary) -> None:
     ]  # fmt: skip
     table = st.container()
     with st.container(horizontal=True, vertical_alignment="center"):
-        first = _PER_PAGE * filters.number_of_page("page", len(shown), _PER_PAGE, kind)
+        first = _PER_PAGE * filters.number_of_page(
+            "page", len(shown), _PER_PAGE, (summary.check, kind)
+        )
         rows = shown[first : first + _PER_PAGE]
         st.html(tag("span", _counted(first, len(rows), len(shown)), class_="qw-soft qw-small"),
                 width="content")  # fmt: skip

@@ -76,8 +76,7 @@ def _explained(shown: Shown, trend: Trend, is_log: bool) -> list[object]:
     """Say what is drawn, and what is not."""
     said: list[object] = [
         join([term(shown[0]), ". A click on a point opens its run. "]),
-        f"Dashed: what {trend.strong} is compared with; shaded: "
-        f"{'no regression within it' if shown == HEADLINE else 'three noise floors'}. "
+        _against(shown, trend),
         "Triangles at the top: something changed; bars at the bottom: a run without results. ",
     ]
     if trend.left_out:
@@ -87,3 +86,15 @@ def _explained(shown: Shown, trend: Trend, is_log: bool) -> list[object]:
     if hidden := hidden_limits(trend, is_log=is_log):
         said.append(f"Beyond the picture: {', '.join(hidden)}.")
     return said
+
+
+def _against(shown: Shown, trend: Trend) -> str:
+    """Say what the dashed line is, or why there is none."""
+    compared = trend.compared
+    if compared.baseline is None:
+        why = compared.why_not or "no baseline"
+        return f"No line to compare with: {why}. "
+    within = "no regression within it" if shown == HEADLINE else "three noise floors"
+    what = "" if compared.words == "baseline" else f", the {compared.words}"
+    shaded = f"; shaded: {within}" if compared.band is not None else ""
+    return f"Dashed: what {trend.strong} is compared with{what}{shaded}. "

@@ -48,12 +48,12 @@ def _top(url: str) -> None:
 
 def _figures(url: str, found: operation_queries.Service) -> tuple[Figure, ...]:
     space, now = operation_queries.space(url), clock.now()
-    failed = operation_queries.failed(url)
+    failed = operation_queries.num_failed(url)
     return (
         service_words.scheduler(found.leader, found.silence_s),
         service_words.workers(found.parts),
         service_words.queue(queries.running(url), now),
         service_words.deliveries(dict(found.deliveries), found.oldest_delivery, now),
-        service_words.trouble(len(failed), len(found.quarantined), found.parts),
+        service_words.trouble(failed, len(found.quarantined), found.parts),
         service_words.room(space.total_bytes, space.disk),
     )

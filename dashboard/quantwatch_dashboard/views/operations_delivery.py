@@ -1,34 +1,33 @@
 """Operations: how the receivers do, what waits for them, and letting one be enabled."""
 
-from functools import partial
-
 import streamlit as st
 
-from quantwatch.store.applied import REMOVED
-from quantwatch_dashboard import actions, clock
-from quantwatch_dashboard.components import asking, leftovers, page, service, upkeep
+from quantwatch_dashboard import clock, delivery_words
+from quantwatch_dashboard.components import leftovers, page, service, upkeep
+from quantwatch_dashboard.components.alerts_endpoints import counts, endpoint_table
 from quantwatch_dashboard.components.markup import link, tag
+from quantwatch_dashboard.queries import alerts as alert_queries
 from quantwatch_dashboard.queries import operations as operation_queries
-from quantwatch_dashboard.roles import Role
+from quantwatch_dashboard.views import acts
 
 
 def show(url: str) -> None:
     """Show the endpoints, those that are disabled with a way back, and the outbox."""
     found, now, zone = operation_queries.service(url), clock.now(), clock.zone()
-    page.section("Endpoints", "In a row: failures since the last success. Lately: a moving mean.")
-    endpoints = operation_queries.receivers(url)
+    page.section("Endpoints", "Those in trouble first. A disabled one is sent nothing.")
+    endpoints = alert_queries.receivers(url)
     if endpoints:
-        st.html(upkeep.receivers(endpoints, now, zone))
+        st.html(endpoint_table(endpoints, now, zone))
     else:
         st.html(upkeep.nothing("No endpoint was ever configured: nobody is told of an alert."))
-    disabled = [one.name for one in endpoints if one.state not in ("enabled", REMOVED)]
-    leftovers.show("endpoints", [f"enable-{name}" for name in disabled])
+    disabled = [one.name for one, _ in endpoints if delivery_words.can_be_enabled(one.state)]
+    leftovers.show("endpoints", [acts.enable_key(name) for name in disabled])
     for name in disabled:
         _enable(name)
     page.section("Outbox", _oldest(found))
     if found.deliveries:
         with st.columns([1, 1])[0]:
-            st.html(upkeep.counts(found.deliveries))
+            st.html(counts(found.deliveries))
         log = link("the page Alerts", "alerts")
         st.html(tag("p", "Each message, and dead letters to tell again: ", log, class_="qw-soft"))
     else:
@@ -47,11 +46,4 @@ def _enable(name: str) -> None:
     with words:
         st.html(service.row(name, "is disabled: nothing is sent to it"))
     with button:
-        asking.button(
-            "Enable",
-            partial(actions.enable_endpoint, name=name),
-            key=f"enable-{name}",
-            needs=Role.ADMIN,
-            ask=f"What waits for {name} is sent to it at once.",
-            done="It is enabled.",
-        )
+        acts.enable(name)

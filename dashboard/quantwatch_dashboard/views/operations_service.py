@@ -1,17 +1,14 @@
 """Operations: the parts of the service, the queue, and what is to be mended."""
 
-from functools import partial
-
 import streamlit as st
 
-from quantwatch_dashboard import actions, clock, queries
-from quantwatch_dashboard.components import asking, leftovers, page, service, trouble, upkeep
+from quantwatch_dashboard import clock, queries
+from quantwatch_dashboard.components import leftovers, page, service, trouble, upkeep
 from quantwatch_dashboard.queries import operations as operation_queries
-from quantwatch_dashboard.roles import Role
+from quantwatch_dashboard.views import acts
 
 _EVERY_S = 3
 _MOST_RUNS, _MOST_CHECKS = 25, 60
-_LOST = "What it has measured is lost."
 _START = (
     "Checks still run from the command line. A scheduler, a worker and the delivery of alerts"
     " start together, and show themselves here:"
@@ -23,7 +20,10 @@ def show(url: str) -> None:
     _live(url)
     _quarantine(url)
     failed = operation_queries.failed(url)
-    page.section("Failed tasks", "What failed and has not succeeded since, once per thing.")
+    said = "What failed and has not succeeded since, once per thing."
+    if (total := operation_queries.num_failed(url)) > len(failed):
+        said += f" The newest {len(failed)} of {total:,}."
+    page.section("Failed tasks", said)
     if failed:
         st.html(upkeep.failed(failed, clock.now(), clock.zone()))
     else:
@@ -62,7 +62,7 @@ def _live(url: str) -> None:
 
 def _queue(url: str) -> None:
     runs, now = queries.running(url), clock.now()
-    leftovers.show("queue", [f"cancel-{run.run_id}" for run in runs])
+    leftovers.show("queue", [acts.cancel_key(run.run_id) for run in runs])
     if not runs:
         st.html(upkeep.nothing("Nothing waits and nothing is under way."))
     for run in runs[:_MOST_RUNS]:
@@ -70,20 +70,14 @@ def _queue(url: str) -> None:
         with words:
             st.html(service.run_row(run, now))
         with button:
-            asking.button(
-                "Cancel",
-                partial(actions.cancel_run, run_id=run.run_id),
-                key=f"cancel-{run.run_id}",
-                ask=_LOST if run.status.is_active else "It will not run.",
-                done=lambda status: f"The run is {status}.",
-            )
+            acts.cancel(run)
     if len(runs) > _MOST_RUNS:
         st.html(upkeep.nothing(f"and {len(runs) - _MOST_RUNS} more"))
 
 
 def _quarantine(url: str) -> None:
     found = operation_queries.service(url).quarantined
-    leftovers.show("quarantine", [f"release-{check}" for check, _ in found])
+    leftovers.show("quarantine", [acts.release_key(check) for check, _ in found])
     if not found:
         return
     page.section(
@@ -95,13 +89,6 @@ def _quarantine(url: str) -> None:
         at = since.astimezone(clock.zone())
         words, button = st.columns([7, 1.3], vertical_alignment="center")
         with words:
-            st.html(service.row(check, f"set apart {at:%Y-%m-%d %H:%M}"))
+            st.html(service.row(check, f"in quarantine since {at:%Y-%m-%d %H:%M}"))
         with button:
-            asking.button(
-                "Release",
-                partial(actions.release, check=check),
-                key=f"release-{check}",
-                needs=Role.ADMIN,
-                ask=f"{check} may make its worker die again.",
-                done="It may run again.",
-            )
+            acts.release(check)

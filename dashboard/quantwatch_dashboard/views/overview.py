@@ -35,10 +35,11 @@ def show() -> None:
         page.head("Overview")
         st.html(trouble.empty())
         return
-    faults = queries.faults(url, verdict_words.named(found))
-    page.head(verdict_words.headline(found), verdict_words.counts(found))
-    words = verdict_words.answer(found, faults, now)
-    st.html(tag("p", words, class_=f"qw-answer {tone(verdict_words.worst_verdict(found))}"))
+    used = standings.in_use(found)
+    faults = queries.faults(url, verdict_words.named(used))
+    page.head(verdict_words.headline(used), verdict_words.counts(used))
+    words = verdict_words.answer(used, faults, now)
+    st.html(tag("p", words, class_=f"qw-answer {tone(verdict_words.worst_verdict(used))}"))
     live.show(url)
     _checks(url, found)
     page.section(
@@ -63,7 +64,22 @@ def _checks(url: str, found: Sequence[CheckSummary]) -> None:
             said = f"{first + 1}–{first + len(rows)} of {len(shown)} checks"
             st.html(tag("span", said, class_="qw-soft qw-small"), width="content")
     beside = checks.Beside(now, zone, queries.faults(url, rows), silenced(url))
-    table.html(checks.check_table(rows, beside))
+    with table:
+        _tables(rows, beside)
+
+
+def _tables(rows: Sequence[CheckSummary], beside: checks.Beside) -> None:
+    """Show the configured checks, then those of which only the runs are left."""
+    used = standings.in_use(rows)
+    if used:
+        st.html(checks.check_table(used, beside))
+    if len(rows) > len(used):
+        page.section(
+            "No longer configured",
+            "They were taken out of the configuration and are not measured any more; "
+            "nothing above counts them.",
+        )
+        st.html(checks.check_table(rows[len(used) :], beside))
 
 
 def _wanted(found: Sequence[CheckSummary]) -> Wanted:

@@ -6,7 +6,7 @@ import streamlit as st
 
 from quantwatch.domain import RunResult
 from quantwatch.report import html
-from quantwatch_dashboard import exports, queries
+from quantwatch_dashboard import access, exports, queries
 from quantwatch_dashboard.components import page
 from quantwatch_dashboard.focus import Focus
 
@@ -14,8 +14,9 @@ from quantwatch_dashboard.focus import Focus
 def csv(label: str, made: Callable[[], bytes], name: str) -> None:
     """Show a button for a CSV file, which is made only when it is pressed."""
     st.download_button(
-        label, made, exports.file_name(name), "text/csv", on_click="ignore", key=f"csv-{label}"
-    )
+        label, access.for_readers(made), exports.file_name(name), "text/csv",
+        on_click="ignore", key=f"csv-{label}",
+    )  # fmt: skip
 
 
 def matrices(focus: Focus) -> None:
@@ -51,6 +52,7 @@ def whole(result: RunResult) -> None:
         csv("All measurements, CSV", lambda: exports.measurements_csv(result), name)
     with middle:
         st.download_button(
-            "Report, HTML", lambda: html.render(result), exports.file_name(f"{result.run_id}.html"),
-            "text/html", on_click="ignore", key="report-html",
+            "Report, HTML", access.for_readers(lambda: html.render(result)),
+            exports.file_name(f"{result.run_id}.html"), "text/html", on_click="ignore",
+            key="report-html",
         )  # fmt: skip

@@ -33,4 +33,4 @@ def _live(url: str, result: RunResult) -> None:
         forget()
         st.rerun()
     else:
-        st.html(attempts.progress(found, clock.now(), clock.zone()))
+        st.html(attempts.card(found, clock.now(), clock.zone()))

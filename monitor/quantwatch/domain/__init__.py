@@ -41,6 +41,7 @@ from quantwatch.domain.words import (
     Verdict,
     is_layer,
     layer_index,
+    reason_words,
 )
 
 __all__ = [
@@ -81,4 +82,5 @@ __all__ = [
     "Verdict",
     "is_layer",
     "layer_index",
+    "reason_words",
 ]

@@ -42,6 +42,11 @@ class Verdict(StrEnum):
         """Return the worst of several verdicts; raises ValueError on none."""
         return min(verdicts, key=list(cls).index)
 
+    @property
+    def rank(self) -> int:
+        """Its place among all verdicts, 0 for the worst."""
+        return list(type(self)).index(self)
+
 
 class RunStatus(StrEnum):
     """Execution status: the monitor's own trouble never looks like a regression.
@@ -80,6 +85,18 @@ REASON_CODES = (
     *("capture_failed", "model_invalid", "quarantined", "internal"),
 )
 """Why a run ended as it did: a closed list, beside a text for people."""
+_SKIPPED = {
+    "missed": "nobody scheduled at that time, and the slot is too old to be caught up",
+    "overlap": "the run before it had not ended",
+    "paused": "the check was paused",
+    "maintenance": "a maintenance window was open",
+    "quarantined": "the check was in quarantine",
+}
+
+
+def reason_words(code: str | None) -> str | None:
+    """Return a reason code in words: a slot that was skipped has no text of its own."""
+    return None if code is None else _SKIPPED.get(code, code.replace("_", " "))
 
 
 class Severity(StrEnum):

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from quantwatch.errors import UserError
+from quantwatch.errors import NotFoundError
 from quantwatch.store import episodes
 from quantwatch.store.episodes import Episode, StoredAlert
 from quantwatch.store.silences import StoredSilence
@@ -85,7 +85,7 @@ def get_episode(session: Session, episode_id: str) -> Listed:
     """Return an episode. Raises UserError when there is none of that id."""
     found = _read(session, _query().where(EpisodeRow.id == episode_id))
     if not found:
-        raise UserError(f"There is no episode {episode_id!r} of any alert.")
+        raise NotFoundError(f"There is no episode {episode_id!r} of any alert.")
     return found[0]
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import Select, and_, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from quantwatch.domain import MODEL, UNDECIDED, RunResult, RunStatus, Verdict
-from quantwatch.errors import UserError
+from quantwatch.errors import NotFoundError, UserError
 from quantwatch.store import audit
 from quantwatch.store.session import Database
 from quantwatch.store.tables import (
@@ -226,7 +226,7 @@ def _pinnable(session: Session, db: Database, check: str, run_id: str) -> int:
         .where(RunRow.id == run_id)
     ).first()
     if found is None:
-        raise UserError(f"There is no run {run_id} in database {db.name}.")
+        raise NotFoundError(f"There is no run {run_id} in database {db.name}.")
     check_id, status, name = found
     if name != check:
         raise UserError(f"Run {run_id} is of check {name}; it can't be the baseline of {check}.")

@@ -4,7 +4,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from quantwatch.domain import RunEvent, RunStatus
-from quantwatch.errors import UserError
+from quantwatch.errors import NotFoundError, UserError
 from quantwatch.store import audit, clock
 from quantwatch.store.endings import end, hold_still
 from quantwatch.store.session import Database
@@ -20,7 +20,7 @@ def request_cancel(db: Database, run_id: str, *, actor: str, reason: str) -> Run
     with db.writer() as session:
         run = hold_still(session, run_id)
         if run is None:
-            raise UserError(f"There is no run {run_id} in database {db.name}.")
+            raise NotFoundError(f"There is no run {run_id} in database {db.name}.")
         status = _status(session, run_id)
         if status.is_ended:
             raise UserError(f"Run {run_id} is {status} already; an ended run never changes.")

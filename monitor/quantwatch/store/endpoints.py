@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from quantwatch.errors import UserError
+from quantwatch.errors import NotFoundError
 from quantwatch.store import audit
 from quantwatch.store.lock_order import hold_outbox
 from quantwatch.store.lookups import insert_new
@@ -72,7 +72,7 @@ def lock_endpoint(session: Session, name: str) -> EndpointState:
     query = select(EndpointRow).where(EndpointRow.name == name)
     row = session.scalar(query.execution_options(populate_existing=True))
     if row is None:
-        raise UserError(f"There is no endpoint {name!r} in the database; it was never used.")
+        raise NotFoundError(f"There is no endpoint {name!r} in the database; it was never used.")
     return _state(row)
 
 

@@ -34,11 +34,12 @@ def sqlite_engine(url: URL, *, mode: str, wait_s: float, foreign_keys: bool = Tr
     No pool: a connection costs a fifth of a millisecond, and none is ever shared between threads.
     """
     file = SqliteFile.of(url)
-    target = file.uri(mode)
-    if mode == "ro" and _never_changes(file):
-        target += "&immutable=1"
 
     def connect() -> sqlite3.Connection:
+        target = file.uri(mode)
+        # Asked each time: a service may have begun to write since the last connection.
+        if mode == "ro" and _never_changes(file):
+            target += "&immutable=1"
         # `timeout` is the busy timeout: it must hold before the first PRAGMA.
         connection = sqlite3.connect(
             target, uri=True, timeout=wait_s, isolation_level=None, check_same_thread=False

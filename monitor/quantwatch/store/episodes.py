@@ -12,7 +12,7 @@ from sqlalchemy import Select, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from quantwatch.domain import Json
-from quantwatch.errors import UserError
+from quantwatch.errors import NotFoundError, UserError
 from quantwatch.store import audit, clock, lookups, watched
 from quantwatch.store.tables import AlertRow, CheckRow, EpisodeRow
 
@@ -111,7 +111,9 @@ def get_alert(session: Session, alert_id: int) -> StoredAlert:
     """Return an alert. Raises UserError when there is none of that id."""
     found = _read(session, _query().where(AlertRow.id == alert_id))
     if not found:
-        raise UserError(f"there is no alert {alert_id}; `quantwatch alerts list --all` shows them")
+        raise NotFoundError(
+            f"there is no alert {alert_id}; `quantwatch alerts list --all` shows them"
+        )
     return found[0]
 
 
@@ -152,11 +154,20 @@ def note_told(
     session.execute(count.execution_options(**_QUIET))
 
 
-def acknowledge(session: Session, alert_id: int, actor: str, comment: str) -> StoredAlert:
-    """Note that somebody looks after an alert; audited. Raises UserError unless it fires."""
+def acknowledge(
+    session: Session, alert_id: int, actor: str, comment: str, *, episode_id: str | None = None
+) -> StoredAlert:
+    """Note that somebody looks after an alert; audited. Raises UserError unless it fires.
+
+    With `episode_id` also when that episode, which somebody has looked at, is no longer the open
+    one: another may have another cause.
+    """
     # Whoever moves the alert writes the whole episode: one at a time.
     watched.hold_check(session, get_alert(session, alert_id).check)
     alert = get_alert(session, alert_id)
+    if episode_id is not None and alert.episode_id != episode_id:
+        now = "" if alert.episode_id is None else " and another one is open; look at that one first"
+        raise UserError(f"the episode of alert {alert_id} that was to be acknowledged is over{now}")
     if alert.episode is None or alert.episode.fired_at is None:
         raise UserError(f"alert {alert_id} is {alert.state}; only one that fires is acknowledged")
     acked = replace(alert.episode, acked_at=clock.now(session), acked_by=actor, ack_comment=comment)

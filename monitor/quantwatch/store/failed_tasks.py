@@ -92,6 +92,12 @@ def list_failed(
         return [_task(row) for row in session.scalars(query.limit(limit))]
 
 
+def num_open(session: Session) -> int:
+    """Return how many failed tasks are still open."""
+    query = select(func.count()).where(FailedTaskRow.resolved_at.is_(None))
+    return session.scalars(query).one()
+
+
 def count_by(db: Database, by: By) -> list[FailedCount]:
     """Count failed tasks by operation or by error code, most attempts first.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Text, and_, case, cast, func, or_, select
 from sqlalchemy.orm import Session
 
-from quantwatch.errors import UserError
+from quantwatch.errors import NotFoundError
 from quantwatch.store.kernels import KernelCase, case_of
 from quantwatch.store.session import Database
 from quantwatch.store.tables import KernelBatchRow, KernelCaseRow
@@ -109,7 +109,7 @@ def cases_where(
 
 def _require(session: Session, batch_id: str) -> None:
     if session.get(KernelBatchRow, batch_id) is None:
-        raise UserError(f"There is no batch of kernel cases with the id {batch_id!r}.")
+        raise NotFoundError(f"There is no batch of kernel cases with the id {batch_id!r}.")
 
 
 def _count(status: str) -> ColumnElement[int]:

@@ -1,7 +1,7 @@
 """What was told: the messages on one subject, and how each endpoint stands."""
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -11,8 +11,10 @@ from sqlalchemy.orm import Session
 from quantwatch.store.suppression import told
 from quantwatch.store.tables import DeliveryRow, EventRow
 
-DEAD = "dead"
+DEAD, DELIVERED = "dead", "delivered"
 _MOST_EVENTS = 200
+_AT_ONCE = 500
+"""SQLite takes a limited number of values in one query."""
 _SKEW = timedelta(hours=1)
 """A message is written soon after what it tells; clocks may differ."""
 
@@ -24,10 +26,6 @@ class Handed:
     endpoint: str
     state: str
     attempt: int
-    created_at: datetime
-    next_at: datetime
-    ended_at: datetime | None
-    last_status: int | None
     last_error: str | None
 
 
@@ -44,8 +42,8 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Unheard:
-    """A delivery that waits, is on its way, or is a dead letter."""
+class Addressed:
+    """A delivery that waits, is on its way, or is a dead letter; or the newest delivered one."""
 
     endpoint: str
     subject: str
@@ -90,8 +88,10 @@ def messages_on(
     )
 
 
-def unheard(session: Session, subjects: Collection[str]) -> tuple[Unheard, ...]:
-    """Return what endpoints have not got of these subjects: it waits, or is a dead letter."""
+def addressed(
+    session: Session, subjects: Collection[str], endpoints: Collection[str]
+) -> tuple[Addressed, ...]:
+    """Return what of these subjects endpoints have not got, and the newest of what they have."""
     if not subjects:
         return ()
     row = DeliveryRow
@@ -99,7 +99,26 @@ def unheard(session: Session, subjects: Collection[str]) -> tuple[Unheard, ...]:
     # Two queries: each has an index of its own.
     conditions = (row.ended_at.is_(None), row.state == DEAD)
     found = [each for one in conditions for each in session.execute(columns.where(one))]
-    return tuple(Unheard(*each) for each in found if each.subject in subjects)
+    lacking = tuple(Addressed(*each) for each in found if each.subject in subjects)
+    return lacking + _delivered(session, sorted(subjects), sorted(endpoints))
+
+
+def _delivered(
+    session: Session, subjects: Sequence[str], endpoints: Sequence[str]
+) -> tuple[Addressed, ...]:
+    row = DeliveryRow
+    query = (
+        select(row.endpoint, row.subject, func.max(row.created_at))
+        .where(row.state == DELIVERED, row.endpoint.in_(endpoints))
+        .group_by(row.endpoint, row.subject)
+    )
+    return tuple(
+        Addressed(endpoint, subject, DELIVERED, newest)
+        for first in range(0, len(subjects), _AT_ONCE)
+        for endpoint, subject, newest in session.execute(
+            query.where(row.subject.in_(subjects[first : first + _AT_ONCE]))
+        )
+    )
 
 
 def loads(session: Session) -> dict[str, Load]:

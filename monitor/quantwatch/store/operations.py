@@ -7,8 +7,9 @@ from datetime import datetime, timedelta
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from quantwatch.domain import Json
+from quantwatch.domain import Json, RunStatus
 from quantwatch.store import clock
+from quantwatch.store.states import Timetable
 from quantwatch.store.tables import (
     AppliedSettingsRow,
     CheckRow,
@@ -46,12 +47,8 @@ class Telemetry:
 
     run_id: str
     check: str
-    number: int
-    worker: str
-    host: str
     started_at: datetime
     ended_at: datetime | None
-    outcome: str | None
     peak_memory_bytes: int | None
     gpus: Json | None
 
@@ -61,10 +58,7 @@ class Planned:
     """A check's schedule and when it runs next; None where nothing was computed."""
 
     check: str
-    settings: Json
-    next_slot_at: datetime | None
-    last_slot_at: datetime | None
-    trouble: str | None
+    timetable: Timetable
     paused_at: datetime | None
     quarantined_at: datetime | None
 
@@ -125,10 +119,7 @@ def timetable(session: Session) -> tuple[Planned, ...]:
     return tuple(
         Planned(
             check.name,
-            row.settings,
-            row.next_slot_at,
-            row.last_slot_at,
-            row.trouble,
+            Timetable(row.settings, row.next_slot_at, row.last_slot_at, row.trouble),
             check.paused_at,
             check.quarantined_at,
         )
@@ -152,7 +143,10 @@ def deliveries_by_state(session: Session) -> dict[str, int]:
 def telemetry(session: Session, limit: int) -> tuple[Telemetry, ...]:
     """Return the attempts of the newest runs, newest first."""
     newest = (
-        select(RunRow.id).order_by(RunRow.started_at.desc(), RunRow.id.desc()).limit(limit)
+        select(RunRow.id)
+        .where(RunRow.status != RunStatus.SKIPPED.value)
+        .order_by(RunRow.started_at.desc(), RunRow.id.desc())
+        .limit(limit)
     ).subquery()
     query = (
         select(RunAttemptRow, CheckRow.name)

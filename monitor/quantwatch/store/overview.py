@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session, aliased
 
 from quantwatch.domain import RunStatus, Severity
 from quantwatch.store.checks import Pause
+from quantwatch.store.comparability import Measured, differences, measured_by
 from quantwatch.store.episodes import INACTIVE
 from quantwatch.store.headlines import headlines_of, recent_runs
 from quantwatch.store.records import RunSummary
@@ -46,13 +47,15 @@ def check_states(db: Database, check: str | None = None) -> tuple[CheckState, ..
         heads = session.execute(_heads().where(which)).all()
         runs = {row.newest for row in heads} | {row.decided for row in heads}
         compared = {row.check_id: _baseline_of(row) for row in heads}
+        baselines = {run for run in compared.values() if run is not None}
         found = _Found(
             summaries_by_id(session, runs - {None}),
             recent_runs(session, which),
             _unended(session, which),
             _alerts(session, which),
             compared,
-            headlines_of(session, {run for run in compared.values() if run is not None}),
+            headlines_of(session, baselines),
+            measured_by(session, baselines | ({row.decided for row in heads} - {None})),
         )
         return tuple(_state(row, found) for row in heads)
 
@@ -74,6 +77,7 @@ class _Found:
     alerts: Mapping[int, OpenAlerts]
     compared: Mapping[int, str | None]
     baselines: Mapping[str, Mapping[str, Headline]]
+    measured: Mapping[str, Measured]
 
 
 def _heads() -> Query:
@@ -170,6 +174,7 @@ def _open(row: Any) -> OpenAlerts:
 
 def _state(row: Any, found: _Found) -> CheckState:
     check, schedule, compared = row.CheckRow, row.ScheduleRow, found.compared[row.check_id]
+    now, before = found.measured.get(row.decided), found.measured.get(compared or "")
     return CheckState(
         check=check.name,
         config=_config(row),
@@ -187,6 +192,7 @@ def _state(row: Any, found: _Found) -> CheckState:
         recent=found.recent.get(row.check_id, ()),
         baseline_run_id=compared,
         baseline=found.baselines.get(compared or "", {}),
+        differs=differences(now, before),
     )
 
 

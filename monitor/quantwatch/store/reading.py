@@ -19,6 +19,7 @@ from quantwatch.domain import (
     Severity,
     Variant,
     Verdict,
+    reason_words,
 )
 from quantwatch.store.kinds import FINITE, from_kind
 from quantwatch.store.statistics import COUNTS, STATISTICS
@@ -96,7 +97,7 @@ def _result(
         baseline_run_id=run.baseline_run_id,
         baseline_mismatch=tuple(run.baseline_mismatch),
         capture=run.capture,
-        reason=run.reason_text,
+        reason=run.reason_text or reason_words(run.reason_code),
     )
 
 

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import and_, delete, insert, select
+from sqlalchemy import and_, delete, func, insert, select
 from sqlalchemy.orm import Session
 
 from quantwatch.domain import MODEL, RunStatus
@@ -19,14 +19,14 @@ from quantwatch.store.tables import (
 )
 
 KEPT = 30
-"""Runs of a check that an overview draws."""
+"""Runs with results of a check that an overview draws, and the runs without any between them."""
 HEADLINE = "logit_kl"
 NO_CANDIDATE = -1
 _QUIET = {"synchronize_session": False}
 
 
 def note_point(session: Session, check_id: int, run_id: str) -> None:
-    """Copy an ended run's headline, and drop what is older than the check's newest runs.
+    """Copy an ended run's headline, and drop what is older than the check's newest results.
 
     Of a run that was noted before nothing is written twice; of an old one (imported) nothing is
     kept.
@@ -97,10 +97,24 @@ def _values(found: Any) -> dict[str, Any]:
 
 def _drop_old(session: Session, check_id: int) -> None:
     mine = RecentPointRow.check_id == check_id
-    places = session.execute(
-        select(RecentPointRow.started_at, RecentPointRow.run_id).where(mine).distinct()
-    )
-    old = [run_id for _, run_id in sorted(map(tuple, places), reverse=True)[KEPT:]]
+    has_results = func.max(RecentPointRow.idx) > NO_CANDIDATE
+    query = select(RecentPointRow.started_at, RecentPointRow.run_id, has_results).where(mine)
+    runs = session.execute(query.group_by(RecentPointRow.started_at, RecentPointRow.run_id))
+    old = _old(sorted(((at, run, bool(has)) for at, run, has in runs), reverse=True))
     if old:
         gone = delete(RecentPointRow).where(mine, RecentPointRow.run_id.in_(old))
         session.execute(gone.execution_options(**_QUIET))
+
+
+def _old(newest_first: list[tuple[datetime, str, bool]]) -> list[str]:
+    """Return the runs to drop: those without results never push out one that has some.
+
+    Of the former as many are kept, so that a check that always fails doesn't grow for ever.
+    """
+    old, measured, unmeasured = [], 0, 0
+    for _, run_id, has_results in newest_first:
+        if measured >= KEPT or (not has_results and unmeasured >= KEPT):
+            old.append(run_id)
+        measured += has_results
+        unmeasured += not has_results
+    return old

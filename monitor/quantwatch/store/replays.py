@@ -14,7 +14,7 @@ from quantwatch.store.digests import DIGEST
 from quantwatch.store.lock_order import hold_outbox
 from quantwatch.store.outbox import history
 from quantwatch.store.session import Database
-from quantwatch.store.suppression import told_again
+from quantwatch.store.suppression import OPEN, told_again
 from quantwatch.store.tables import DeliveryRow, EndpointRow, EventRow
 
 OVER = "it is over, and its end or something after it was told"
@@ -85,7 +85,7 @@ def waits(db: Database, event_id: str, *, again: bool = False) -> bool:
         query = select(DeliveryRow.state).where(DeliveryRow.event_id == event_id)
         states = set(session.scalars(query))
     told = {"dead", "delivered"} if again else {"dead"}
-    return not states & told and bool(states & {"pending", "sending", "retry_wait", "grouped"})
+    return not states & told and bool(states & set(OPEN))
 
 
 def _revive(session: Session, condition: ColumnElement[bool], *, again: bool = False) -> Replayed:

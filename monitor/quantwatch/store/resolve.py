@@ -3,7 +3,7 @@
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from quantwatch.errors import UserError
+from quantwatch.errors import NotFoundError, UserError
 from quantwatch.store.session import Database
 from quantwatch.store.tables import CheckRow, RunRow
 
@@ -28,7 +28,7 @@ def resolve_run_id(db: Database, text: str) -> str:
         if found:
             names = ", ".join(found[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
             raise UserError(f"Several runs begin with {text!r}: {names}. Give more of the id.")
-        raise UserError(f"There is no run or check {text!r}. {_choices(session)}")
+        raise NotFoundError(f"There is no run or check {text!r}. {_choices(session)}")
 
 
 def _newest(session: Session, text: str) -> str | None:

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from quantwatch.domain import Block, Json, RunResult, RunStatus, Suite
 from quantwatch.domain.lifecycle import RunEvent, sources
-from quantwatch.errors import LeaseLostError, RunStoppedError, StoreError, UserError
+from quantwatch.errors import LeaseLostError, NotFoundError, RunStoppedError, StoreError
 from quantwatch.store import clock, failed_tasks, lookups, writing
 from quantwatch.store.attempts import COMMAND_LINE, WorkerId, close_attempt, open_attempt
 from quantwatch.store.blocks import EncodedBlocks, insert_blocks
@@ -161,7 +161,7 @@ def get_result(db: Database, run_id: str) -> RunResult:
     with db.reader() as session:
         result = read_result(session, run_id)
     if result is None:
-        raise UserError(f"There is no run {run_id} in database {db.name}.")
+        raise NotFoundError(f"There is no run {run_id} in database {db.name}.")
     return result
 
 

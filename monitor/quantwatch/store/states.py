@@ -99,3 +99,11 @@ class CheckState:
     baseline_run_id: str | None
     baseline: Mapping[str, Headline]
     """The baseline run's headline by candidate; {} without a baseline or without its results."""
+
+    differs: tuple[str, ...] = ()
+    """What keeps `decided` from being compared with the baseline run: suite, reference, …"""
+
+    @property
+    def paused_at(self) -> datetime | None:
+        """Since when it is paused."""
+        return None if self.pause is None else self.pause.at

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, and_, select
 from sqlalchemy.orm import Session
 
-from quantwatch.domain import RunStatus, Verdict
+from quantwatch.domain import RunStatus, Verdict, reason_words
 from quantwatch.store.records import RunSummary, SeriesPoint
 from quantwatch.store.session import Database
 from quantwatch.store.statistics import require_statistic, statistic_kind
@@ -25,9 +25,16 @@ Query = Select[*tuple[Any, ...]]
 _NONFINITE = ("n_nan", "n_posinf", "n_neginf")
 
 
-def list_runs(db: Database, check: str | None = None, limit: int = 50) -> list[RunSummary]:
-    """Return the newest runs first, of one check or of all, in any state."""
+def list_runs(
+    db: Database, check: str | None = None, limit: int = 50, *, skipped: bool = True
+) -> list[RunSummary]:
+    """Return the newest runs first, of one check or of all, in any state.
+
+    Without `skipped` the slots that were not run are left out: a paused check has one per hour.
+    """
     query = _headers().order_by(RunRow.started_at.desc(), RunRow.id.desc()).limit(limit)
+    if not skipped:
+        query = query.where(RunRow.status != RunStatus.SKIPPED.value)
     if check is not None:
         query = query.where(CheckRow.name == check)
     with db.reader() as session:
@@ -80,26 +87,45 @@ def get_series(
     A candidate without that measurement has a point of kind `missing`: a gap is shown, not hidden.
     Raises UserError on an unknown statistic.
     """
+    which = (
+        _succeeded()
+        .join(CheckRow, CheckRow.id == RunRow.check_id)
+        .where(CheckRow.name == check)
+        .order_by(RunRow.started_at.desc(), RunRow.id.desc())
+        .limit(limit)
+    )
+    return _points(db, which, (metric, scope, statistic))
+
+
+def points_of(
+    db: Database, run_id: str, metric: str, scope: str = "model", statistic: str = "mean"
+) -> list[SeriesPoint]:
+    """Return one statistic of every candidate of one run; [] when it has not succeeded.
+
+    Raises UserError on an unknown statistic.
+    """
+    return _points(db, _succeeded().where(RunRow.id == run_id), (metric, scope, statistic))
+
+
+def _succeeded() -> Query:
+    return select(RunRow.id, RunRow.started_at).where(RunRow.status == RunStatus.SUCCEEDED.value)
+
+
+def _points(db: Database, which: Query, shown: tuple[str, str, str]) -> list[SeriesPoint]:
+    metric, scope, statistic = shown
     require_statistic(statistic)
     with db.reader() as session:
         metric_id = session.scalar(select(MetricRow.id).where(MetricRow.slug == metric))
         scope_id = session.scalar(select(ScopeRow.id).where(ScopeRow.name == scope))
         if metric_id is None or scope_id is None:
             return []
-        rows = session.execute(_series(check, statistic, (metric_id, scope_id), limit))
+        rows = session.execute(_series(which, statistic, (metric_id, scope_id)))
         return [_point(row, statistic) for row in rows.mappings()]
 
 
-def _series(check: str, statistic: str, ids: tuple[int, int], limit: int) -> Query:
+def _series(which: Query, statistic: str, ids: tuple[int, int]) -> Query:
     """Walk the index of the check's runs, then primary keys: never the table of measurements."""
-    recent = (
-        select(RunRow.id, RunRow.started_at)
-        .join(CheckRow, CheckRow.id == RunRow.check_id)
-        .where(CheckRow.name == check, RunRow.status == RunStatus.SUCCEEDED.value)
-        .order_by(RunRow.started_at.desc(), RunRow.id.desc())
-        .limit(limit)
-        .subquery()
-    )
+    recent = which.subquery()
     row = MeasurementRow
     columns = (
         recent.c.id.label("run_id"),
@@ -153,6 +179,7 @@ def _headers() -> Query:
         RunRow.num_tokens,
         RunRow.num_alerts,
         RunRow.reason_text,
+        RunRow.reason_code,
     ).join(CheckRow, CheckRow.id == RunRow.check_id)
 
 
@@ -171,7 +198,7 @@ def _summaries(session: Session, query: Query) -> list[RunSummary]:
             num_tokens=row.num_tokens,
             candidates=tuple(candidates.get(row.id, ())),
             num_alerts=row.num_alerts,
-            reason=row.reason_text,
+            reason=row.reason_text or reason_words(row.reason_code),
         )
         for row in rows
     ]

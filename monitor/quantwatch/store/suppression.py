@@ -7,6 +7,8 @@ from dataclasses import dataclass
 WAITING = ("pending", "retry_wait")
 """States of a delivery that nobody holds."""
 IN_FLIGHT = ("sending", "grouped")
+OPEN = (*WAITING, *IN_FLIGHT)
+"""States of a delivery that has not ended."""
 RESOLVED, UPDATED, RECOVERED = "alert.resolved", "alert.updated", "endpoint.recovered"
 CLOSING = (RESOLVED, RECOVERED)
 RESOLVING = (*CLOSING, UPDATED)

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Row, Select, delete, select
 from sqlalchemy.orm import Session
 
 from quantwatch.errors import StoreError, UserError
-from quantwatch.store import clock, lookups
+from quantwatch.store import audit, clock, lookups
 from quantwatch.store.quarantine import quarantined_since
 from quantwatch.store.queue import NewRun, enqueue
 from quantwatch.store.session import Database
@@ -33,7 +33,7 @@ class Triggered:
 
 
 def trigger(db: Database, wanted: NewRun, *, actor: str, key: str | None = None) -> Triggered:
-    """Queue a run on request, whether or not its schedule is paused; `slot_key` is set here.
+    """Queue a run on request, audited, also while its schedule is paused; `slot_key` is set here.
 
     Raises UserError when the key is malformed or was used for another request, or the check is in
     quarantine.
@@ -52,6 +52,7 @@ def trigger(db: Database, wanted: NewRun, *, actor: str, key: str | None = None)
             run_id = enqueue(session, replace(wanted, slot_key=f"m:{new_run_id()}"))
             if run_id is None:
                 raise StoreError(f"Database {db.name}: a slot that is never used twice is taken.")
+            _write_down(session, wanted, run_id)
             return Triggered(run_id, is_new=True)
         return _once(session, wanted, actor, key)
 
@@ -73,6 +74,7 @@ def _once(session: Session, wanted: NewRun, actor: str, key: str) -> Triggered:
     if known is None:
         run_id = _start(session, wanted, use)
         if run_id is not None:
+            _write_down(session, wanted, run_id)
             return Triggered(run_id, is_new=True)
         # Somebody pressed at the same moment and has committed by now.
         known = session.execute(_uses(use)).one()
@@ -82,6 +84,11 @@ def _once(session: Session, wanted: NewRun, actor: str, key: str) -> Triggered:
             "request needs a new key"
         )
     return Triggered(known.run_id, is_new=False)
+
+
+def _write_down(session: Session, wanted: NewRun, run_id: str) -> None:
+    actor = wanted.actor or "unknown"
+    audit.note(session, actor, "requested", f"run {run_id}", after={"check": wanted.check})
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from quantwatch.errors import StoreError
 from quantwatch.store import engines
 from quantwatch.store.runs import list_runs
-from quantwatch.store.session import open_database
+from quantwatch.store.session import Database, open_database
 
 
 def test_a_file_in_a_read_only_folder_is_readable(
@@ -37,6 +38,30 @@ def test_a_file_in_a_read_only_folder_is_readable(
     seen.clear()
     open_database(f"sqlite:///{sqlite_file}", read_only=True).close()
     assert not any("immutable" in uri for uri in seen)
+
+
+def test_a_service_that_starts_later_is_seen(
+    sqlite_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a dashboard, open since before, that never sees what stands in the log.
+
+    The folder only claims to be read-only, as above.
+    """
+    url = f"sqlite:///{sqlite_file}"
+    monkeypatch.setattr("os.access", lambda *_: False)
+    reader = open_database(url, read_only=True)
+    assert known(reader) == []
+    service = sqlite3.connect(sqlite_file, isolation_level=None)
+    service.execute("INSERT INTO \"check\" (name) VALUES ('nightly')")
+    seen = known(reader)
+    service.close()
+    reader.close()
+    assert seen == ["nightly"]
+
+
+def known(db: Database) -> list[str]:
+    with db.reader() as session:
+        return list(session.scalars(text('SELECT name FROM "check"')))
 
 
 class _Log:

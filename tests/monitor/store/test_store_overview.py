@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,7 +26,7 @@ from quantwatch.store.reading import read_results
 from quantwatch.store.records import RunSummary
 from quantwatch.store.session import Database, open_database
 from quantwatch.store.states import CheckState
-from quantwatch.store.summaries import get_series, list_runs, measured_places
+from quantwatch.store.summaries import get_series, list_runs, measured_places, points_of
 from quantwatch.store.upgrade import migrations_folder
 
 FILL = Path(__file__).parents[3] / "benchmarks" / "fill.py"
@@ -104,7 +105,9 @@ def test_states_agree_with_history(db: Database, states: dict[str, CheckState]) 
         assert state.newest == ended[0]
         assert state.decided == succeeded[0]
         assert state.since == streak(succeeded)
-        assert [run.run_id for run in state.recent] == [run.run_id for run in ended[:30][::-1]]
+        oldest = [run for run in ended if run.candidates][:30][-1]
+        kept = ended[: ended.index(oldest) + 1]
+        assert [run.run_id for run in state.recent] == [run.run_id for run in kept[::-1]]
         points = {(p.run_id, p.candidate): p for p in get_series(db, name, "logit_kl")}
         for run in state.recent:
             for line in run.headlines:
@@ -112,6 +115,7 @@ def test_states_agree_with_history(db: Database, states: dict[str, CheckState]) 
                 assert (line.value, line.kind, line.se) == (point.value, point.kind, point.se)
                 assert (line.verdict, run.floor) == (point.verdict, point.floor)
         assert state.baseline_run_id == succeeded[-1].run_id
+        assert state.differs == ()
         for candidate, line in state.baseline.items():
             assert line.value == points[state.baseline_run_id, candidate].value
 
@@ -195,6 +199,7 @@ READS: dict[str, Callable[[Database, str, str], object]] = {
     "overview": lambda db, _check, _run: check_states(db),
     "check": lambda db, check, _run: check_states(db, check),
     "running": lambda db, _check, _run: unended_runs(db),
+    "one run": lambda db, _check, run: points_of(db, run, "lens_kl", "layers.1", "p99"),
     "series": lambda db, check, _run: get_series(db, check, "lens_kl", "layers.1", "p99"),
     "marks": lambda db, check, _run: run_marks(db, check),
     "places": lambda db, _check, run: measured_places(db, run),
@@ -267,3 +272,52 @@ def test_the_migration_writes_what_runs_write(db: Database) -> None:
 
 def _is_postgres(db: Database) -> bool:
     return db.engine.dialect.name == "postgresql"
+
+
+def test_the_migration_reads_each_run_a_few_times() -> None:
+    """Catches a streak that is looked for anew at each run: minutes under locks for a year's runs."""
+    made, seconds = migration(), []
+    for count in (2_000, 16_000):
+        with create_engine("sqlite://").begin() as connection:
+            for words in (
+                "CREATE TABLE latest_run (check_id INT, succeeded_run_id TEXT, verdict_since TEXT)",
+                "CREATE TABLE run (id TEXT PRIMARY KEY, check_id INT, status TEXT, verdict TEXT, "
+                "started_at INT)",
+                "CREATE INDEX places ON run (check_id, started_at, id)",
+                f"INSERT INTO latest_run VALUES (1, '{count:09}', NULL)",
+            ):
+                connection.exec_driver_sql(words)
+            verdicts = ["warn" if i == count // 2 else "pass" for i in range(count + 1)]
+            rows = [(f"{i:09}", 1, "succeeded", verdict, i) for i, verdict in enumerate(verdicts)]
+            connection.exec_driver_sql("INSERT INTO run VALUES (?, ?, ?, ?, ?)", rows)
+            begin = time.perf_counter()
+            connection.exec_driver_sql(made._SINCE)
+            seconds.append(time.perf_counter() - begin)
+            since = connection.exec_driver_sql("SELECT verdict_since FROM latest_run").scalar()
+            assert since == str(count // 2 + 1)
+    assert seconds[1] < 1, f"{seconds}: linear takes milliseconds, quadratic a minute"
+
+
+def test_skipped_slots_do_not_fill_a_list(db: Database, states: dict[str, CheckState]) -> None:
+    """Catches a list of newest runs that shows nothing but a pause, and doesn't say what it was."""
+    name = next(reversed(states))
+    with db.writer() as session:
+        skipped = skip(session, NewRun(name, "s:2026-03-01T00:00:00Z", {}, "/"), "paused")
+    every, ran = list_runs(db, name, 1), list_runs(db, name, 1, skipped=False)
+
+    assert [run.run_id for run in every] == [skipped]
+    assert every[0].reason == "the check was paused"
+    assert skipped is not None
+    assert runs.get_result(db, skipped).reason == "the check was paused"
+    assert ran[0].status is not RunStatus.SKIPPED
+
+
+def test_one_run_of_a_series(db: Database, states: dict[str, CheckState]) -> None:
+    """Catches a baseline that is not found because it is older than the series."""
+    name, state = next(iter(states.items()))
+    assert state.baseline_run_id is not None
+    whole = get_series(db, name, "lens_kl", "layers.1", "p99")
+    assert points_of(db, state.baseline_run_id, "lens_kl", "layers.1", "p99") == [
+        point for point in whole if point.run_id == state.baseline_run_id
+    ]
+    assert points_of(db, "no such run", "logit_kl") == []

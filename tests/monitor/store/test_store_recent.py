@@ -4,17 +4,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import text, update
 from tests.dashboard.invented import START, Candidate, Spec
 from tests.dashboard.invented_runs import save, save_ended
 
 from quantwatch.domain import RunStatus, Verdict
+from quantwatch.store.baselines import pin
 from quantwatch.store.overview import check_states
 from quantwatch.store.recent import KEPT
 from quantwatch.store.session import open_database
 from quantwatch.store.states import CheckState
+from quantwatch.store.tables import RunRow
 from quantwatch.store.upgrade import upgrade
 
 Night = Callable[[int, Verdict], None]
@@ -94,8 +97,8 @@ def test_a_candidate_that_was_not_measured_has_no_value(url: str, tmp_path: Path
 
 
 def test_only_the_newest_stay(url: str, night: Night) -> None:
-    """Catches a table that grows for ever, and an imported old run that pushes out a new one."""
-    for number in range(10, 10 + KEPT):
+    """Catches a table that grows for ever, and failed nights that push out what was measured."""
+    for number in range(10, 11 + KEPT):
         save_ended(url, spec(number), RunStatus.FAILED, "down")
     night(99, Verdict.PASS)
     night(1, Verdict.PASS)
@@ -107,5 +110,46 @@ def test_only_the_newest_stay(url: str, night: Night) -> None:
         left = session.scalar(text("SELECT count(*) FROM recent_point"))
     database.close()
 
-    assert kept == [*(f"r{number:03}" for number in range(11, 10 + KEPT)), "r099"]
-    assert left == KEPT - 1, "retention deletes a run, and its points go with it"
+    assert kept == ["r001", *(f"r{number:03}" for number in range(11, 11 + KEPT)), "r099"]
+    assert left == KEPT + 1, "retention deletes a run, and its points go with it"
+
+
+def test_what_lies_before_the_newest_results_goes(url: str, night: Night) -> None:
+    """Catches an old failure, or an old result, that stays for ever."""
+    save_ended(url, spec(0), RunStatus.FAILED, "down")
+    for number in range(1, 2 + KEPT):
+        night(number, Verdict.PASS)
+        save_ended(url, spec(100 + number), RunStatus.FAILED, "down") if number == 5 else None
+    assert [run.run_id for run in state(url).recent] == [
+        *(f"r{number:03}" for number in range(2, 2 + KEPT)),
+        "r105",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "differs"),
+    [
+        pytest.param({}, (), id="the same"),
+        pytest.param({"metrics_version": 99}, ("metrics version",), id="metrics"),
+        pytest.param({"capture_sha": "0" * 64}, ("capture settings",), id="capture"),
+        pytest.param(
+            {"suite_id": None, "num_prompts": 7}, ("suite", "number of prompts"), id="suite"
+        ),
+        pytest.param({"reference_variant_id": None}, ("reference",), id="reference"),
+    ],
+)
+def test_a_baseline_of_something_else_is_told(
+    url: str, night: Night, changed: dict[str, Any], differs: tuple[str, ...]
+) -> None:
+    """Catches a run held against one that measured other prompts, in another way."""
+    night(1, Verdict.PASS)
+    night(2, Verdict.PASS)
+    database = open_database(url)
+    pin(database, "c", "r001", actor="ann")
+    if changed:
+        with database.writer() as session:
+            session.execute(update(RunRow).where(RunRow.id == "r001").values(**changed))
+    database.close()
+    found = state(url)
+    assert found.baseline_run_id == "r001"
+    assert found.differs == differs

@@ -14,7 +14,7 @@ from sqlalchemy import delete, update
 
 from quantwatch.config.schema import CheckConfig
 from quantwatch.errors import UserError
-from quantwatch.store import clock
+from quantwatch.store import audit, clock
 from quantwatch.store.queue import NewRun, device_of
 from quantwatch.store.runs import list_runs
 from quantwatch.store.session import Database
@@ -26,6 +26,13 @@ KEY = "press-0001"
 WANTED = NewRun(check="nightly", slot_key="", config={"threads": 1}, base_dir="/etc/quantwatch")
 
 
+def requested(db: Database) -> list[tuple[str, str, Any]]:
+    """Return who asked for which run, from the audit log, the newest first."""
+    entries = audit.list_entries(db)
+    assert {entry.action for entry in entries} <= {"requested"}
+    return [(entry.actor, entry.subject, entry.after) for entry in entries]
+
+
 def test_without_a_key_every_press_counts(db: Database, peek: Peek) -> None:
     """Catches a second run that is swallowed."""
     first = trigger(db, WANTED, actor="ann")
@@ -34,6 +41,7 @@ def test_without_a_key_every_press_counts(db: Database, peek: Peek) -> None:
     assert first.is_new
     assert second.is_new
     assert len(list_runs(db)) == 2
+    assert [run for _, run, _ in requested(db)] == [f"run {second.run_id}", f"run {first.run_id}"]
     names = "status", "trigger", "actor", "config", "base_dir"
     assert peek(first.run_id, *names) == (
         "queued",
@@ -45,12 +53,13 @@ def test_without_a_key_every_press_counts(db: Database, peek: Peek) -> None:
 
 
 def test_pressing_twice_starts_one_run(db: Database) -> None:
-    """Catches two runs of one press, and a press that returns no id (X7, F16)."""
+    """Catches two runs of one press, one that nobody asked for, and a press without id (X7, F16)."""
     first = trigger(db, WANTED, actor="ann", key=KEY)
     again = trigger(db, WANTED, actor="ann", key=KEY)
 
     assert again == Triggered(first.run_id, is_new=False)
     assert len(list_runs(db)) == 1
+    assert requested(db) == [("ann", f"run {first.run_id}", {"check": "nightly"})]
 
 
 @pytest.mark.parametrize(
@@ -115,6 +124,7 @@ def test_pressed_by_eight_at_once(db: Database, same: bool) -> None:
     assert len({each.run_id for each in found}) == 1
     assert len(found) == (8 if same else 1)
     assert len(list_runs(db)) == 1
+    assert len(requested(db)) == 1
 
 
 def test_a_paused_check_runs_on_request(db: Database) -> None:
