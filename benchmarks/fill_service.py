@@ -12,6 +12,7 @@ from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
 from quantwatch.config.schema import CheckConfig
+from quantwatch.config.service import RetentionConfig
 from quantwatch.domain import MODEL
 from quantwatch.domain.lifecycle import RunEvent
 from quantwatch.store import (
@@ -34,7 +35,7 @@ from quantwatch.store import (
 from quantwatch.store.attempts import WorkerId
 from quantwatch.store.episodes import Episode
 from quantwatch.store.session import Database
-from quantwatch.store.tables import CheckRow, RuleEvaluationRow, RunCandidateRow, RunRow
+from quantwatch.store.tables import CheckRow, EpisodeRow, RuleEvaluationRow, RunCandidateRow, RunRow
 from quantwatch.telemetry import canonical_sha, new_run_id
 
 ENDPOINTS = ("slack-quality", "pagerduty", "warehouse")
@@ -82,7 +83,9 @@ def apply_endpoints(session: Session) -> None:
     applied.apply_endpoints(session, {name: canonical_sha([name]) for name in ENDPOINTS})
     documents: dict[str, Any] = {f"endpoint:{name}": {"kind": "webhook"} for name in ENDPOINTS}
     documents["service"] = {"devices": ["cuda:0"], "port": 8500}
-    documents["retention"] = {"raw": "14d", "statistics": "400d"}
+    documents["retention"] = RetentionConfig(token_runs=14, statistics="400d").model_dump(
+        mode="json"
+    )
     applied.apply_settings(session, documents)
 
 
@@ -95,8 +98,6 @@ def fill(
 ) -> None:
     """Write what follows from the nights, in the order in which it happened."""
     rng = random.Random(plan.seed + 1)
-    with db.writer() as session:
-        _evaluate(session, now)
     for told in sorted(_told(plan, stories, now), key=lambda each: each.at):
         db.clock_shift = told.at - now
         with db.writer() as session:
@@ -105,6 +106,8 @@ def fill(
         with db.writer() as session:
             _deliver(session, rng)
     db.clock_shift = timedelta()
+    with db.writer() as session:
+        _evaluate(session, now)
     _schedule(db, stories, now)
     _decide(db, stories)
     _start(db, stories, configs)
@@ -127,22 +130,47 @@ def _evaluate(session: Session, now: datetime) -> None:
         wanted = [(n, r[0]) for c, n in keys if c == check_id for r in _RULES.values()]
         for (name, rule), alert in episodes.find_alerts(session, check_id, wanted).items():
             alerts[check_id, name, rule] = alert.id
+    spans = _spans(session)
     judged = [
-        {
-            "alert_id": alerts[row.check_id, row.name, rule],
-            "run_id": row.id,
-            "eval_version": 1,
-            "outcome": "clear",
-            "value": limit / 3,
-            "value_kind": "finite",
-            "threshold": limit,
-            "evaluated_at": row.started_at + timedelta(minutes=3),
-        }
+        _evaluation(row, (alerts[row.check_id, row.name, rule[0]], *rule[3:]), spans)
         for row in rows
-        for rule, _, _, limit, _ in _RULES.values()
+        for rule in _RULES.values()
     ]
     if judged:
         session.execute(insert(RuleEvaluationRow), judged)
+
+
+Spans = Mapping[int, Sequence[tuple[datetime, datetime | None]]]
+"""Alert → when its episodes began and ended."""
+
+
+def _spans(session: Session) -> Spans:
+    columns = (EpisodeRow.alert_id, EpisodeRow.opened_at, EpisodeRow.resolved_at)
+    found: dict[int, list[tuple[datetime, datetime | None]]] = {}
+    for alert, opened, resolved in session.execute(select(*columns)):
+        found.setdefault(alert, []).append((opened, resolved))
+    return found
+
+
+def _evaluation(row: Any, judged: tuple[int, float, float | None], spans: Spans) -> dict[str, Any]:
+    """Return what a rule said of a run: a breach as long as its episode lasts, else clear."""
+    alert, limit, worse = judged
+    # An episode opens minutes after the run that breached first began.
+    moment = row.started_at + timedelta(minutes=10)
+    breached = any(
+        at <= moment and (end is None or moment < end) for at, end in spans.get(alert, ())
+    )
+    value = worse if breached else limit / 3
+    return {
+        "alert_id": alert,
+        "run_id": row.id,
+        "eval_version": 1,
+        "outcome": "breach" if breached else "clear",
+        "value": value,
+        "value_kind": "nan" if value is None else "finite",
+        "threshold": limit,
+        "evaluated_at": row.started_at + timedelta(minutes=3),
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,18 +154,18 @@ def _figures(rows: Sequence[_Row], size: int, bits: float) -> Figures:
         "kl_max": float(kl.max()),
         "same_top1": float(values["top1_agreement"].mean()),
         "ppl": float(np.exp(values["nll_candidate"].mean())),
+        "accuracy": float(np.concatenate(right).mean()),
+        "kept": kept.share,
+        "kept_se": kept.se,
     }
     return Figures(
         **(dict.fromkeys(said, math.nan) if broken else said),
         ppl_reference=float(np.exp(values["nll_reference"].mean())),
-        accuracy=float(np.concatenate(right).mean()),
         accuracy_reference=float(np.concatenate(right_reference).mean()),
         bits_per_weight=bits,
         size_bytes=size,
         num_tokens=int(kl.size),
         num_nonfinite=broken,
-        kept=kept.share,
-        kept_se=kept.se,
     )
 
 

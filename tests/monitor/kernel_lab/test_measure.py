@@ -94,9 +94,9 @@ def test_one_broken_token_is_not_averaged_away(model: Any) -> None:
     )
     found = Yardstick(model, TEXT, {}).measure(broken)
     assert found.num_nonfinite == 1  # of position 14 only one window scores
-    assert math.isnan(found.kl)
-    assert math.isnan(found.kl_se)
-    assert math.isnan(found.ppl)
+    figures = ("kl", "kl_se", "kl_p99", "kl_max", "same_top1", "ppl", "accuracy", "kept", "kept_se")
+    assert [name for name in figures if not math.isnan(getattr(found, name))] == []
+    assert found.accuracy_reference == Yardstick(model, TEXT, {}).measure(model).accuracy
 
 
 def test_models_without_logits_to_keep(model: Any) -> None:
