@@ -6,8 +6,7 @@ from datetime import datetime, timedelta
 
 from quantwatch.domain import RunStatus
 from quantwatch.store.components import Seen
-from quantwatch.store.disk import Room
-from quantwatch.store.disk import room as room_of
+from quantwatch.store.disk import Room, Space
 from quantwatch.store.operations import Leader
 from quantwatch.store.states import UnendedRun
 from quantwatch.store.suppression import OPEN
@@ -87,15 +86,14 @@ def deliveries(counts: dict[str, int], oldest: datetime | None, now: datetime) -
     return Figure("Deliveries", f"{is_open:,} open", f"{told}; {letters}", bad=late or dead > 0)
 
 
-def room(total_bytes: int, disk: tuple[int, int] | None) -> Figure:
+def room(total_bytes: int, disk: Space | None) -> Figure:
     """Say how large the database is and how much of its disk is free."""
     if disk is None:
         detail, bad = "the server does not tell how much room it has", False
     else:
-        free, whole = disk
-        judged = room_of(free / whole)
-        detail = f"{text.size(free)} free ({100 * free / whole:.0f} %){_ROOM[judged]}"
-        bad = judged is not Room.ENOUGH
+        share = f"{100 * disk.free_ratio:.0f} %"
+        detail = f"{text.size(disk.free)} free ({share}){_ROOM[disk.room]}"
+        bad = disk.room is not Room.ENOUGH
     return Figure("Database", text.size(total_bytes), detail, bad)
 
 

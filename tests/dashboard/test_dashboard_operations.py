@@ -14,6 +14,7 @@ from quantwatch.config.schema import CheckConfig
 from quantwatch.domain import RunStatus
 from quantwatch.store import applied, clock, failed_tasks, leader, queue, schedules
 from quantwatch.store.components import Component, Seen, note_seen
+from quantwatch.store.disk import Space
 from quantwatch.store.operations import Leader, Telemetry
 from quantwatch.store.session import Database, open_database
 from quantwatch.store.states import UnendedRun
@@ -284,9 +285,9 @@ def test_figures() -> None:
     late = service_words.deliveries({"pending": 2}, NOW - timedelta(hours=1), NOW)
     assert (late.value, late.detail, late.bad) == ("2 open", "oldest 1 h ago; 0 dead letters", True)
     assert not service_words.deliveries({"delivered": 9}, None, NOW).bad
-    assert service_words.room(10, (5, 100)).detail.endswith("matrices per token are not kept")
-    assert service_words.room(10, (1, 100)).bad
-    assert not service_words.room(10, (50, 100)).bad
+    assert service_words.room(10, Space(5, 100)).detail.endswith("matrices per token are not kept")
+    assert service_words.room(10, Space(1, 100)).bad
+    assert not service_words.room(10, Space(50, 100)).bad
     assert "does not tell" in service_words.room(10, None).detail
 
 

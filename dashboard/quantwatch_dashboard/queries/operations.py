@@ -51,7 +51,7 @@ class Space:
     """Bytes of the database and of the disk under it; None for a server's disk."""
 
     total_bytes: int
-    disk: tuple[int, int] | None
+    disk: disk.Space | None
     revision: str | None
 
 
@@ -120,7 +120,7 @@ def space(given: str) -> Space:
     opened = database(given)
     with opened.reader() as session:
         total, revision = sizes.total_bytes(session), operations.schema_revision(session)
-    return Space(total, disk.free_bytes(opened), revision)
+    return Space(total, disk.space(opened), revision)
 
 
 @st.cache_resource(ttl=MEASURED_S, max_entries=4, show_spinner=False)

@@ -18,7 +18,7 @@ def show(url: str) -> None:
     space = operation_queries.space(url)
     disk = "not told by the server"
     if space.disk is not None:
-        disk = f"{text.size(space.disk[0])} of {text.size(space.disk[1])} free"
+        disk = f"{text.size(space.disk.free)} of {text.size(space.disk.total)} free"
     page.section("Database", "Sizes count indexes; free pages are used again before it grows.")
     st.html(
         facts.facts(
