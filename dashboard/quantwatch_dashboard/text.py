@@ -1,15 +1,21 @@
 """Numbers, times and names as a person reads them. Nothing here returns markup."""
 
 import html
+import json
 import math
 import re
+from collections.abc import Sequence
 from datetime import datetime, tzinfo
+from typing import Any
 
+from quantwatch.domain import Json
+from quantwatch.domain.drift import ABSENT
 from quantwatch.report.numbers import Number
 
 NOT_MEASURED = "not measured"
 _MAX_PLACES = 6
 _LARGEST_FACTOR = 16.0
+_LONGEST_VALUE = 36
 _KINDS = {"nan": math.nan, "posinf": math.inf, "neginf": -math.inf}
 
 
@@ -141,6 +147,26 @@ def scope(name: str) -> str:
 def clip(value: str, length: int) -> str:
     """Return at most so many characters, with an ellipsis when something was cut."""
     return value if len(value) <= length else value[: length - 1] + "…"
+
+
+def shape(sizes: Sequence[int]) -> str:
+    """Return a shape as people write it: ``16 × 576 × 1536``."""
+    return " × ".join(map(str, sizes)) or "scalar"
+
+
+def change(record: Json) -> str:
+    """Return what changed from run to run: ``driver: 550.1 → 560.2``; digests by their start."""
+    name = str(record["name"]).removeprefix("environment.")
+    return f"{name}: {_changed(record['baseline'])} → {_changed(record['value'])}"
+
+
+def _changed(value: Any) -> str:
+    if value == ABSENT:
+        return "absent"
+    shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if len(shown) >= _LONGEST_VALUE and all(char in "0123456789abcdef" for char in shown):
+        return f"{shown[:8]}…"
+    return clip(shown, _LONGEST_VALUE)
 
 
 def token(piece: str | None, token_id: int, length: int = 14) -> str:

@@ -8,9 +8,9 @@ import pytest
 
 from quantwatch.domain import MODEL, CandidateResult, Comparison, RunResult, Scope
 from quantwatch.report.figures import Figures
-from quantwatch_dashboard import contrast, figures, identities
 from quantwatch_dashboard.charts.change import Ratio, change_chart
-from quantwatch_dashboard.contrast import Row, Side, mark
+from quantwatch_dashboard.logic import contrast, figures, identities
+from quantwatch_dashboard.logic.contrast import Row, Side, mark
 
 
 def row(a: float | None = 1.0, b: float | None = 2.0, metric: str = "logit_kl", **test: Any) -> Row:

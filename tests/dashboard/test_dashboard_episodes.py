@@ -10,8 +10,8 @@ from quantwatch.store.alert_history import Judgement, Listed
 from quantwatch.store.audit import AuditEntry
 from quantwatch.store.messages import Addressed, Handed, Sent
 from quantwatch_dashboard.charts.judged import judged_chart
-from quantwatch_dashboard.episode_story import Sources, story
-from quantwatch_dashboard.episodes import (
+from quantwatch_dashboard.logic.episode_story import Sources, story
+from quantwatch_dashboard.logic.episodes import (
     Overlay,
     Receiver,
     Shown,

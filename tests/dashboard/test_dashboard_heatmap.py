@@ -10,10 +10,10 @@ from hypothesis import strategies as some
 from numpy.typing import NDArray
 
 from quantwatch_dashboard.charts import palette
-from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace, side_by_side
 from quantwatch_dashboard.charts.heatmap import heatmap
-from quantwatch_dashboard.charts.pooling import MAX_CELLS, max_pool
 from quantwatch_dashboard.charts.scale import log_scale
+from quantwatch_dashboard.logic.grid import TokenGrid, TokenPlace, side_by_side
+from quantwatch_dashboard.logic.pooling import MAX_CELLS, max_pool
 
 HOSTILE = "<script>alert(1)</script> $x$ :red[y] %{z}"
 

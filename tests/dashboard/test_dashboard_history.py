@@ -11,8 +11,8 @@ from quantwatch.domain import RunStatus, Severity, Verdict
 from quantwatch.store.marks import CandidateMark, RunMark
 from quantwatch.store.records import RunSummary, SeriesPoint
 from quantwatch.store.states import CheckState, Headline, OpenAlerts, RecentRun, UnendedRun
-from quantwatch_dashboard.history import changes, limits, tradeoffs
-from quantwatch_dashboard.summaries import summarize
+from quantwatch_dashboard.logic.history import changes, limits, tradeoffs
+from quantwatch_dashboard.logic.summaries import summarize
 
 START = datetime(2026, 11, 1, 3, tzinfo=UTC)
 NIGHT = timedelta(days=1)

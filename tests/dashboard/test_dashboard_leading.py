@@ -21,13 +21,14 @@ from quantwatch.store.baselines import pin
 from quantwatch.store.session import open_database
 from quantwatch.store.states import Headline
 from quantwatch.store.tables import CheckRow, RunRow
-from quantwatch_dashboard import ranking, series, standings, text
+from quantwatch_dashboard import text
 from quantwatch_dashboard.components import checks, standing
+from quantwatch_dashboard.logic import ranking, series, standings
+from quantwatch_dashboard.logic.standings import Wanted
+from quantwatch_dashboard.logic.summaries import CheckSummary, summarize
 from quantwatch_dashboard.queries import check as check_queries
 from quantwatch_dashboard.queries import forgetting, overview
 from quantwatch_dashboard.queries.trend import shown_trend
-from quantwatch_dashboard.standings import Wanted
-from quantwatch_dashboard.summaries import CheckSummary, summarize
 
 NOW, ZONE = START + 10 * NIGHT, ZoneInfo("UTC")
 BASELINE = {name: Headline(name, 0.1, "finite", None, None) for name in "ab"}

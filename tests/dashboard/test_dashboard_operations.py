@@ -18,7 +18,8 @@ from quantwatch.store.operations import Leader, Telemetry
 from quantwatch.store.session import Database, open_database
 from quantwatch.store.states import UnendedRun
 from quantwatch.store.tables import CheckRow, EndpointRow, RunAttemptRow, RunRow
-from quantwatch_dashboard import access, gpu_runs, service_words, text
+from quantwatch_dashboard import access, text
+from quantwatch_dashboard.logic import gpu_runs, service_words
 from quantwatch_dashboard.roles import How, Person, Role
 
 PARTS = ("Service", "Delivery", "Database", "GPUs", "Settings", "Audit")

@@ -9,11 +9,12 @@ from hypothesis import strategies as some
 from numpy.typing import NDArray
 
 from quantwatch_dashboard.charts import palette
-from quantwatch_dashboard.charts.difference import aligned, loss, ratio
-from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace
-from quantwatch_dashboard.charts.heatmap import Chosen, Look, heatmap, value_text
-from quantwatch_dashboard.charts.pooling import max_pool
-from quantwatch_dashboard.charts.scale import Kind, bits_scale, change_scale, scale_for
+from quantwatch_dashboard.charts.heatmap import Chosen, Look, heatmap
+from quantwatch_dashboard.charts.scale import bits_scale, change_scale, scale_for
+from quantwatch_dashboard.logic.cells import Kind, value_text
+from quantwatch_dashboard.logic.difference import aligned, loss, ratio
+from quantwatch_dashboard.logic.grid import TokenGrid, TokenPlace
+from quantwatch_dashboard.logic.pooling import max_pool
 
 KINDS: tuple[Kind, ...] = ("log", "bits", "ratio", "bits change")
 

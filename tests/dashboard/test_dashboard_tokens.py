@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace
 from quantwatch_dashboard.components.tokens import prompt_text, top_caption, top_tables
+from quantwatch_dashboard.logic.grid import TokenGrid, TokenPlace
 
 WORDS = (" the", "\n", "", "<b>", "\u202e")
 

@@ -12,15 +12,15 @@ from tests.dashboard.test_dashboard_history import NIGHT, START
 from quantwatch.domain import RunStatus, Severity, Verdict
 from quantwatch.store.marks import RunMark
 from quantwatch.store.records import SeriesPoint
-from quantwatch_dashboard import trends
+from quantwatch_dashboard import text
 from quantwatch_dashboard.charts.axis import linear_axis, log_axis
 from quantwatch_dashboard.charts.tradeoff import tradeoff_chart
 from quantwatch_dashboard.charts.trend import hidden_limits, trend_chart
-from quantwatch_dashboard.charts.trend_marks import in_words
 from quantwatch_dashboard.charts.value_axis import axis_of
 from quantwatch_dashboard.components.jumps import clicked
-from quantwatch_dashboard.history import Change, Limit, Tradeoff
-from quantwatch_dashboard.trends import Compared, Line, Point, Trend
+from quantwatch_dashboard.logic import trends
+from quantwatch_dashboard.logic.history import Change, Limit, Tradeoff
+from quantwatch_dashboard.logic.trends import Compared, Line, Point, Trend
 
 NAN, INF = math.nan, math.inf
 HOSTILE = "<b>x</b><a href='javascript:alert(1)'>"
@@ -169,7 +169,7 @@ def test_baseline_band_and_limits_belong_to_the_chosen_candidate() -> None:
 def test_digests_are_short_and_other_words_are_not_cut_to_pieces() -> None:
     """Catches 64 hexadecimal digits in a hover card."""
     record = {"name": "weights_sha", "part": "weights", "value": "ab" * 32, "baseline": "cd" * 32}
-    assert in_words(record) == "weights_sha: cdcdcdcd… → abababab…"
+    assert text.change(record) == "weights_sha: cdcdcdcd… → abababab…"
 
 
 def test_many_runs_are_thinned_but_the_spike_stays() -> None:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Value = float | None
+from quantwatch_dashboard.logic.lines import Value
+
 _HIGHEST = 308.2
 """In decades: a float holds no higher place."""
 _FARTHEST = 8e307

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette
 from quantwatch_dashboard.charts.heatmap_marks import short
-from quantwatch_dashboard.nonfinite import Birth
+from quantwatch_dashboard.logic.nonfinite import Birth
 
 MAX_POINTS = 4_000
 _LOOKS = {

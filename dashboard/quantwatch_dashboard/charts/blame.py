@@ -2,26 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette
-from quantwatch_dashboard.charts.axis import Axis, Value, log_axis
-
-
-@dataclass(frozen=True, slots=True)
-class Blamed:
-    """One candidate's places, with both errors of each."""
-
-    name: str
-    index: int
-    places: Sequence[str]
-    isolated: Sequence[Value]
-    propagated: Sequence[Value]
-    strong: bool = False
-    culprit: int | None = None
+from quantwatch_dashboard.charts.axis import Axis, log_axis
+from quantwatch_dashboard.logic.lines import Blamed
 
 
 def blame_chart(found: Sequence[Blamed], chosen: str | None = None) -> go.Figure:

@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import heatmap_marks as marks
-from quantwatch_dashboard.charts.grid import TokenGrid
-from quantwatch_dashboard.charts.pooling import MAX_CELLS, Pooled, max_pool
-from quantwatch_dashboard.charts.scale import Kind, Scale, scale_for
+from quantwatch_dashboard.charts.scale import Scale, scale_for
+from quantwatch_dashboard.logic.cells import Kind, value_text
+from quantwatch_dashboard.logic.grid import TokenGrid
+from quantwatch_dashboard.logic.pooling import MAX_CELLS, Pooled, max_pool
 
 _ROW_HEIGHT = 15
 _GAPS = 48
@@ -143,23 +144,6 @@ def _cell_texts(grid: TokenGrid, pooled: Pooled, kind: Kind) -> list[list[str]]:
         ]
         for values, missing in zip(pooled.values.tolist(), pooled.missing.tolist(), strict=True)
     ]
-
-
-def value_text(value: float, kind: Kind) -> str:
-    """Return a cell's value in words: a number, bits, or how it differs from another run's."""
-    if kind == "log":
-        return text.number(value)
-    if kind == "bits":
-        return f"{text.number(value)} bits"
-    if value == 0:
-        return "equal"
-    if not np.isfinite(value):
-        return {np.inf: "new: 0 or finite before", -np.inf: "gone: 0 or finite now"}.get(
-            value, "not finite in both"
-        )
-    if kind == "ratio":
-        return text.factor(value)
-    return f"{text.number(abs(value))} bits {'less' if value > 0 else 'more'}"
 
 
 def _where(grid: TokenGrid, pooled: Pooled, column: int) -> str:

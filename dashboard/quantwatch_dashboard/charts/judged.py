@@ -9,7 +9,8 @@ from quantwatch.report.numbers import Number
 from quantwatch.store.alert_history import Judgement
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette
-from quantwatch_dashboard.charts.value_axis import Value, ValueAxis, axis_of
+from quantwatch_dashboard.charts.value_axis import ValueAxis, axis_of
+from quantwatch_dashboard.logic.lines import Value
 
 _LOOKS = {
     "breach": ("x", palette.CULPRIT), "between": ("diamond", "#E0951B"),

@@ -56,7 +56,7 @@ def speed_by_shape(speeds: Sequence[KernelSpeed]) -> go.Figure:
         figure.add_trace(_intervals(at, f"{backend} · {variant}", own, heights))
     figure.add_vline(x=1.0, line={"color": palette.MUTED, "width": 1.5, "dash": "dot"})
     figure.update_yaxes(
-        tickvals=list(places.values()), ticktext=[shape_words(shape) for shape in shapes],
+        tickvals=list(places.values()), ticktext=[text.shape(shape) for shape in shapes],
         range=[-0.7, len(shapes) - 0.3], zeroline=False, automargin=True,
         title={"text": "rows × outputs × inputs", "font_size": 12},
     )  # fmt: skip
@@ -66,11 +66,6 @@ def speed_by_shape(speeds: Sequence[KernelSpeed]) -> go.Figure:
         title={"text": "speed as a multiple of bfloat16 F.linear", "font_size": 12},
     )  # fmt: skip
     return _finished(figure, 200 + min(26 * len(shapes) * max(1, len(series) // 2), 900))
-
-
-def shape_words(shape: Sequence[int]) -> str:
-    """Return a shape as people write it: ``16 × 576 × 1536``."""
-    return " × ".join(map(str, shape)) or "scalar"
 
 
 def _line(at: int, times: Sequence[datetime], line: Line, axis: Axis) -> go.Scatter:

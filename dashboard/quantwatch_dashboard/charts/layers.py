@@ -2,29 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import plotly.graph_objects as go
 
 from quantwatch.domain import layer_index
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette
-from quantwatch_dashboard.charts.axis import Axis, Value, linear_axis, log_axis
-
-
-@dataclass(frozen=True, slots=True)
-class LayerLine:
-    """One candidate's value per place; None is "not measured". `index` chooses its color."""
-
-    name: str
-    index: int
-    values: Sequence[Value]
-    strong: bool = False
-    marked: frozenset[int] = field(default_factory=frozenset)
-    """Places with an alert: drawn with a red ring."""
-    culprit: int | None = None
-    """The place that gets the annotation `label`."""
-    label: str = ""
+from quantwatch_dashboard.charts.axis import Axis, linear_axis, log_axis
+from quantwatch_dashboard.logic.lines import LayerLine, Value
 
 
 def layer_chart(

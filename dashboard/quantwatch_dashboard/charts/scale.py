@@ -8,19 +8,17 @@ it +∞ and NaN. The color bar is the legend of everything on the picture.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette
+from quantwatch_dashboard.logic.cells import Kind
 
 Values = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Band = tuple[str, str]
-Kind = Literal["log", "bits", "ratio", "bits change"]
-"""Errors; headroom; log2 of a ratio of errors; a difference of headrooms, positive is worse."""
 
 _DEFAULT_RANGE = (1e-6, 1.0)
 _BITS_RANGE = (0.0, 16.0)

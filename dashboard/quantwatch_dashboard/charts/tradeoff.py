@@ -11,7 +11,7 @@ from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette
 from quantwatch_dashboard.charts.value_axis import ValueAxis, axis_of
 from quantwatch_dashboard.charts.verdict_marks import shape
-from quantwatch_dashboard.history import Tradeoff
+from quantwatch_dashboard.logic.history import Tradeoff
 
 _KINDS = {"nan": math.nan, "posinf": math.inf, "neginf": -math.inf}
 

@@ -13,7 +13,7 @@ from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette, trend_marks
 from quantwatch_dashboard.charts.value_axis import ValueAxis, axis_of
 from quantwatch_dashboard.charts.verdict_marks import VERDICT_SHAPES, shape
-from quantwatch_dashboard.trends import Compared, Line, Point, Trend
+from quantwatch_dashboard.logic.trends import Compared, Line, Point, Trend
 
 WARNED = "#C2410C"
 _FAR = 1.5

@@ -1,22 +1,18 @@
 """What happened beside the numbers: what changed from run to run, and runs that failed."""
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime, tzinfo
 from itertools import groupby
-from typing import Any
 
 from quantwatch.domain import Json
-from quantwatch.domain.drift import ABSENT
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts.verdict_marks import FAILED_COLOR
-from quantwatch_dashboard.history import Change
-from quantwatch_dashboard.trends import Trend
+from quantwatch_dashboard.logic.history import Change
+from quantwatch_dashboard.logic.trends import Trend
 
 CHANGED_COLOR = "#7A86A0"
 _MOST_LINES = 6
-_LONGEST = 36
 
 
 def traces(trend: Trend, zone: tzinfo) -> Iterator[Json]:
@@ -35,12 +31,6 @@ def coordinate(value: float, *, is_log: bool) -> float | None:
     if not is_log:
         return value if math.isfinite(value) else None
     return math.log10(value) if math.isfinite(value) and value > 0 else None
-
-
-def in_words(record: Json) -> str:
-    """Return one change: ``driver: 550.1 → 560.2``; digests by their beginning."""
-    name = str(record["name"]).removeprefix("environment.")
-    return f"{name}: {_value(record['baseline'])} → {_value(record['value'])}"
 
 
 def _changes(changes: Sequence[Change], zone: tzinfo) -> Iterator[Json]:
@@ -69,7 +59,7 @@ def _told(group: Sequence[Change]) -> str:
 
 def _line(change: Change, record: Json) -> str:
     whose = "" if change.candidate is None else f"{text.clip(change.candidate, 24)} · "
-    return text.label(f"{whose}{in_words(record)}")
+    return text.label(f"{whose}{text.change(record)}")
 
 
 def _failures(trend: Trend, zone: tzinfo) -> Json:
@@ -85,15 +75,6 @@ def _failures(trend: Trend, zone: tzinfo) -> Json:
         "hovertemplate": "<b>%{customdata[0]}</b> · %{x|%Y-%m-%d %H:%M}<br>%{customdata[1]}"
         "<extra></extra>",
     }  # fmt: skip
-
-
-def _value(value: Any) -> str:
-    if value == ABSENT:
-        return "absent"
-    shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    if len(shown) >= _LONGEST and all(char in "0123456789abcdef" for char in shown):
-        return f"{shown[:8]}…"
-    return text.clip(shown, _LONGEST)
 
 
 def clock_text(when: datetime, zone: tzinfo) -> str:

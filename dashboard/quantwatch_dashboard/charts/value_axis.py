@@ -8,7 +8,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-Value = float | None
+from quantwatch_dashboard.logic.lines import Value
+
 _LEAST_DECADES, _MOST_DECADES = 0.35, 12.0
 _LEAST_SPAN = 0.02
 """Of the largest magnitude: noise in the last digits is not blown up to a mountain range."""

@@ -6,10 +6,11 @@ from datetime import datetime, tzinfo
 from quantwatch.store.dead_letters import Delivery
 from quantwatch.store.endpoints import EndpointState
 from quantwatch.store.messages import Load
-from quantwatch_dashboard import delivery_words, text
+from quantwatch_dashboard import text
 from quantwatch_dashboard.components.checks import moment
 from quantwatch_dashboard.components.markup import Html, link, table, tag
 from quantwatch_dashboard.components.verdict import Mark, pill, tone
+from quantwatch_dashboard.logic import delivery_words
 
 _NEVER = tag("span", "never", class_="qw-soft")
 

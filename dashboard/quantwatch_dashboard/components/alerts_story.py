@@ -6,7 +6,7 @@ from typing import Any
 
 from quantwatch.domain import Severity, Verdict
 from quantwatch.store.messages import DEAD
-from quantwatch_dashboard import delivery_words, text
+from quantwatch_dashboard import text
 from quantwatch_dashboard.components.alerts_table import (
     number_against,
     severity_of,
@@ -16,9 +16,10 @@ from quantwatch_dashboard.components.alerts_table import (
 from quantwatch_dashboard.components.checks import moment
 from quantwatch_dashboard.components.markup import Html, join, link, table, tag
 from quantwatch_dashboard.components.verdict import severity_badge, tone
-from quantwatch_dashboard.episode_story import Moment, value_of
-from quantwatch_dashboard.episodes import Shown
-from quantwatch_dashboard.series import place_key
+from quantwatch_dashboard.logic import delivery_words
+from quantwatch_dashboard.logic.episode_story import Moment, value_of
+from quantwatch_dashboard.logic.episodes import Shown
+from quantwatch_dashboard.logic.series import place_key
 
 _ICONS = {
     "opened": "○", "fired": "●", "told": "✉", "acked": "✓", "silenced": "–", "unsilenced": "♪",

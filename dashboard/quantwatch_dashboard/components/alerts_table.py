@@ -8,8 +8,8 @@ from quantwatch_dashboard import text
 from quantwatch_dashboard.components.checks import moment
 from quantwatch_dashboard.components.markup import Html, join, link, table, tag
 from quantwatch_dashboard.components.verdict import Mark, pill, severity_badge, tone
-from quantwatch_dashboard.episode_story import REASONS, value_of
-from quantwatch_dashboard.episodes import Receiver, Shown
+from quantwatch_dashboard.logic.episode_story import REASONS, value_of
+from quantwatch_dashboard.logic.episodes import Receiver, Shown
 
 _STATES = {
     "pending": Mark("…", "Not told yet"),

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from quantwatch.domain import RunResult
 from quantwatch_dashboard.components.candidates import swatch
 from quantwatch_dashboard.components.markup import Html, link, table, tag
-from quantwatch_dashboard.nonfinite import PromptBirth
+from quantwatch_dashboard.logic.nonfinite import PromptBirth
 
 _MOST = 100
 

@@ -1,9 +1,9 @@
 """The places that make the largest errors themselves, beside what arrives at them."""
 
 from quantwatch_dashboard import text
-from quantwatch_dashboard.charts.blame import Blamed
 from quantwatch_dashboard.components.explain import sentence
 from quantwatch_dashboard.components.markup import Html, link, table, tag
+from quantwatch_dashboard.logic.lines import Blamed
 
 _MOST = 10
 

@@ -8,7 +8,7 @@ from quantwatch_dashboard.charts import palette
 from quantwatch_dashboard.components.explain import sentence, term
 from quantwatch_dashboard.components.markup import Html, join, table, tag
 from quantwatch_dashboard.components.verdict import candidate_badge
-from quantwatch_dashboard.figures import figures_of
+from quantwatch_dashboard.logic.figures import figures_of
 
 _COLUMNS = {
     "Output KL, nats": "logit_kl", "p99": "logit_kl",

@@ -6,13 +6,15 @@ from datetime import datetime, tzinfo
 
 from quantwatch.domain import RunStatus
 from quantwatch.store.records import RunSummary
-from quantwatch_dashboard import standings, text
-from quantwatch_dashboard.charts.sparkline import Guide, sparkline
+from quantwatch_dashboard import text
+from quantwatch_dashboard.charts.sparkline import sparkline
 from quantwatch_dashboard.components.candidates import swatch
 from quantwatch_dashboard.components.markup import Html, image, join, link, table, tag
 from quantwatch_dashboard.components.schedule import next_run
 from quantwatch_dashboard.components.verdict import TROUBLE, badge, candidate_badge
-from quantwatch_dashboard.summaries import CheckSummary
+from quantwatch_dashboard.logic import standings
+from quantwatch_dashboard.logic.lines import Guide
+from quantwatch_dashboard.logic.summaries import CheckSummary
 
 _HEADERS = (
     "Verdict", "Check", "Candidates", "Output KL over runs (log)", "Next run", "Open alerts",

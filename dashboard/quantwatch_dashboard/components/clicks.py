@@ -10,8 +10,8 @@ from typing import Any
 import plotly.graph_objects as go
 import streamlit as st
 
-from quantwatch_dashboard.exports import file_name
-from quantwatch_dashboard.series import place_key
+from quantwatch_dashboard.logic.exports import file_name
+from quantwatch_dashboard.logic.series import place_key
 
 
 def chart(figure: go.Figure, key: str, alt: str, name: str) -> None:

@@ -7,16 +7,15 @@ from itertools import groupby
 from quantwatch.baselines.comparable import Mismatch
 from quantwatch.metrics.registry import METRICS
 from quantwatch_dashboard import text
-from quantwatch_dashboard.charts.grid import TokenGrid
-from quantwatch_dashboard.charts.heatmap import value_text
-from quantwatch_dashboard.charts.scale import Kind
 from quantwatch_dashboard.components.candidates import swatch
 from quantwatch_dashboard.components.checks import moment
 from quantwatch_dashboard.components.explain import term
 from quantwatch_dashboard.components.markup import Html, link, table, tag
 from quantwatch_dashboard.components.verdict import candidate_badge
-from quantwatch_dashboard.contrast import Mark, Row, Side, mark, title
-from quantwatch_dashboard.identities import Fact
+from quantwatch_dashboard.logic.cells import Kind, value_text
+from quantwatch_dashboard.logic.contrast import Mark, Row, Side, mark, title
+from quantwatch_dashboard.logic.grid import TokenGrid
+from quantwatch_dashboard.logic.identities import Fact
 
 NOT_COMPARABLE = (
     "A difference would be one of what is measured, not of the candidates. Both are shown below, "

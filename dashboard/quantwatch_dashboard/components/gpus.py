@@ -6,7 +6,7 @@ from datetime import datetime, tzinfo
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts.strip import strip
 from quantwatch_dashboard.components.markup import Html, image, link, table, tag
-from quantwatch_dashboard.gpu_runs import Card, CardUse, RunUse
+from quantwatch_dashboard.logic.gpu_runs import Card, CardUse, RunUse
 
 
 def cards(found: Iterable[Card]) -> Html:

@@ -4,13 +4,13 @@ import plotly.graph_objects as go
 
 from quantwatch.metrics.registry import METRICS
 from quantwatch_dashboard import queries
-from quantwatch_dashboard.charts.grid import TokenGrid
-from quantwatch_dashboard.charts.heatmap import value_text
-from quantwatch_dashboard.charts.layers import LayerLine, layer_chart
-from quantwatch_dashboard.charts.scale import Kind
+from quantwatch_dashboard.charts.layers import layer_chart
 from quantwatch_dashboard.components.explain import term
 from quantwatch_dashboard.components.markup import Html, tag
-from quantwatch_dashboard.focus import Focus
+from quantwatch_dashboard.logic.cells import Kind, value_text
+from quantwatch_dashboard.logic.focus import Focus
+from quantwatch_dashboard.logic.grid import TokenGrid
+from quantwatch_dashboard.logic.lines import LayerLine
 
 _HOW = {
     "log": "Colors are logarithmic",

@@ -9,7 +9,7 @@ from quantwatch_dashboard import text
 from quantwatch_dashboard.charts.strip import strip
 from quantwatch_dashboard.components.markup import Html, image, tag
 from quantwatch_dashboard.components.verdict import badge, candidate_badge, tone
-from quantwatch_dashboard.series import WHOLE, fault, leading, spike
+from quantwatch_dashboard.logic.series import WHOLE, fault, leading, spike
 
 
 def hero(result: RunResult, now: datetime, zone: tzinfo) -> Html:

@@ -9,13 +9,13 @@ from typing import Any
 import plotly.graph_objects as go
 import streamlit as st
 
-from quantwatch_dashboard.exports import file_name
+from quantwatch_dashboard.logic.exports import file_name
 
 _ID_LENGTH = 26
 
 
-def chart(figure: go.Figure, key: str, alt: str, name: str) -> None:
-    """Show a picture; a click on one of its points opens the page of the run."""
+def chart(figure: go.Figure, key: str, alt: str, name: str) -> str | None:
+    """Show a picture; return the run of the point that was clicked, None without a click."""
     config = {
         "displaylogo": False,
         "toImageButtonOptions": {"format": "png", "filename": file_name(name), "scale": 2},
@@ -24,9 +24,7 @@ def chart(figure: go.Figure, key: str, alt: str, name: str) -> None:
     event: Any = st.plotly_chart(
         figure, key=key, config=config, alt=alt, on_select="rerun", selection_mode="points"
     )
-    run = clicked((event or {}).get("selection", {}).get("points", ()))
-    if run is not None:
-        _open(run)
+    return clicked((event or {}).get("selection", {}).get("points", ()))
 
 
 def clicked(points: Sequence[Any]) -> str | None:
@@ -36,10 +34,3 @@ def clicked(points: Sequence[Any]) -> str | None:
         data = [data[name] for name in sorted(data)]
     run = data[-1] if isinstance(data, (list, tuple)) and data else None
     return run if isinstance(run, str) and len(run) == _ID_LENGTH else None
-
-
-def _open(run: str) -> None:
-    from quantwatch_dashboard import views  # the pages import this module
-
-    pages = {page.url_path: page for page in views.pages()}
-    st.switch_page(pages["run"], query_params={"run": run})

@@ -9,7 +9,7 @@ from quantwatch_dashboard import text
 from quantwatch_dashboard.components import trouble
 from quantwatch_dashboard.components.kernels import share_words
 from quantwatch_dashboard.components.markup import Html, tag
-from quantwatch_dashboard.kernel_matrix import Cell
+from quantwatch_dashboard.logic.kernel_matrix import Cell
 
 READING = (
     "Each case compares one operator with its float64 twin. The bar is the largest error as a share"

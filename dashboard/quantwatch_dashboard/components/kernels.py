@@ -10,12 +10,12 @@ from quantwatch.domain import Verdict
 from quantwatch.store.kernel_groups import FAILED, NOT_APPLICABLE, PASSED
 from quantwatch.store.kernels import KernelBatch, KernelCase
 from quantwatch_dashboard import text
-from quantwatch_dashboard.charts.kernels import shape_words
-from quantwatch_dashboard.charts.sparkline import Trend, sparkline
+from quantwatch_dashboard.charts.sparkline import sparkline
 from quantwatch_dashboard.components.markup import Html, image, join, link, table, tag
 from quantwatch_dashboard.components.verdict import Mark, pill, tone
-from quantwatch_dashboard.kernel_matrix import UNTESTED, Cell, Key, Place, share
-from quantwatch_dashboard.kernel_uses import Use, Uses
+from quantwatch_dashboard.logic.kernel_matrix import UNTESTED, Cell, Key, Place, share
+from quantwatch_dashboard.logic.kernel_uses import Use, Uses
+from quantwatch_dashboard.logic.lines import Sparkline
 
 _MARKS = {
     PASSED: (Mark("✓", "Passes"), tone(Verdict.PASS)),
@@ -109,7 +109,7 @@ def _line(values: Sequence[float | None], index: int, what: str) -> Html:
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return Html("")
-    drawn = sparkline([Trend(index, values)], len(values))
+    drawn = sparkline([Sparkline(index, values)], len(values))
     words = f"{what} over {len(known)} batches, newest {text.number(known[-1])}"
     return image(drawn, words, "qw-spark qw-small-spark")
 
@@ -147,7 +147,7 @@ def failures(cases: Iterable[KernelCase], program: str, device: str) -> Html:
         [
             tag("td", tag("span", case.operator, class_="qw-mono"), class_="name"),
             case.backend,
-            tag("td", shape_words(case.shape), _where(case), class_="words"),
+            tag("td", text.shape(case.shape), _where(case), class_="words"),
             tag("td", text.number(case.error), class_="n"),
             tag("td", share_words(share(case.error, case.tolerance)), class_="n qw-hot"),
             tag("td", text.readable(case.message), _again(case, program, device), class_="words"),
@@ -180,7 +180,7 @@ def by_shape(found: Mapping[tuple[str, tuple[int, ...]], Mapping[str, Place]]) -
         # Said once: thirty equal words in a column hide where the next variant begins.
         named = (variant or "all") if variant != last else ""
         cells = (_place(row.get(dtype)) for dtype in dtypes)
-        rows.append([tag("td", named, class_="name"), shape_words(shape), *cells])
+        rows.append([tag("td", named, class_="name"), text.shape(shape), *cells])
         last = variant
     return table(["Variant", "Shape", *dtypes], rows, "qw-places qw-tall")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components.explain import sentence
 from quantwatch_dashboard.components.markup import Html, table, tag
-from quantwatch_dashboard.layer_rows import LayerRow
+from quantwatch_dashboard.logic.layer_rows import LayerRow
 
 COLUMNS = {
     "mean_kl": "Mean KL, nats",

@@ -6,7 +6,7 @@ from quantwatch.domain import RunStatus
 from quantwatch.store.states import UnendedRun
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components.markup import Html, join, tag
-from quantwatch_dashboard.service_words import SILENT_S
+from quantwatch_dashboard.logic.service_words import SILENT_S
 
 _WORDS = {
     RunStatus.QUEUED: "waits for a worker",

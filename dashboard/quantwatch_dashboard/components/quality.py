@@ -10,8 +10,8 @@ from quantwatch_dashboard.components.checks import times
 from quantwatch_dashboard.components.explain import sentence
 from quantwatch_dashboard.components.markup import Html, table, tag
 from quantwatch_dashboard.components.verdict import candidate_badge
-from quantwatch_dashboard.summaries import Band, CheckSummary
-from quantwatch_dashboard.trends import value_of
+from quantwatch_dashboard.logic.summaries import Band, CheckSummary
+from quantwatch_dashboard.logic.trends import value_of
 
 _NUMBERS = {
     "Output KL, nats": "logit_kl", "÷ baseline": "", "Top-1 agreement": "top1_agreement",

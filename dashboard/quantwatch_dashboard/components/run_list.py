@@ -6,11 +6,10 @@ from datetime import datetime, tzinfo
 from quantwatch.domain import Json
 from quantwatch.store.marks import RunMark
 from quantwatch_dashboard import text
-from quantwatch_dashboard.charts.trend_marks import in_words
 from quantwatch_dashboard.components.checks import moment
 from quantwatch_dashboard.components.markup import Html, join, link, table, tag
 from quantwatch_dashboard.components.verdict import TROUBLE, badge
-from quantwatch_dashboard.history import Change
+from quantwatch_dashboard.logic.history import Change
 
 _HEADERS = ("Run", "Started", "Outcome", "Took", "Trigger", "Alerts", "Reason, or what changed")
 _MOST_WORDS = 3
@@ -66,4 +65,4 @@ def _why(mark: RunMark, changes: Sequence[Change]) -> Html:
 def changed_words(change: Change, record: Json) -> Html:
     """Return what changed, for whom, from what to what."""
     whose = "" if change.candidate is None else f"{change.candidate}: "
-    return tag("span", tag("b", str(record["part"])), f" · {whose}{in_words(record)}")
+    return tag("span", tag("b", str(record["part"])), f" · {whose}{text.change(record)}")

@@ -13,7 +13,7 @@ from quantwatch.store.operations import Planned
 from quantwatch.store.states import CheckState, Timetable
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components.markup import Html, join, tag
-from quantwatch_dashboard.standings import is_late
+from quantwatch_dashboard.logic.standings import is_late
 
 
 def next_run(state: CheckState, now: datetime, zone: tzinfo) -> Html:

@@ -8,11 +8,12 @@ from quantwatch.domain import Json, RunStatus, Verdict
 from quantwatch.store.components import Seen
 from quantwatch.store.operations import Planned, Slot
 from quantwatch.store.states import UnendedRun
-from quantwatch_dashboard import service_words, text
+from quantwatch_dashboard import text
 from quantwatch_dashboard.components import progress, schedule
 from quantwatch_dashboard.components.markup import Html, join, link, table, tag
 from quantwatch_dashboard.components.verdict import Mark, pill, tone
-from quantwatch_dashboard.service_words import Figure
+from quantwatch_dashboard.logic import service_words
+from quantwatch_dashboard.logic.service_words import Figure
 
 _WELL = (Mark("✓", "Seen"), tone(Verdict.PASS))
 _SILENT = (Mark("!", "Silent"), tone(Verdict.WARN))

@@ -6,14 +6,15 @@ from datetime import datetime, tzinfo
 
 from quantwatch.domain import Verdict
 from quantwatch.store.states import CheckState
-from quantwatch_dashboard import standings, text
+from quantwatch_dashboard import text
 from quantwatch_dashboard.components.checks import chips, moment, open_alerts, times
 from quantwatch_dashboard.components.markup import Html, join, link, tag
 from quantwatch_dashboard.components.run_list import changed_words
 from quantwatch_dashboard.components.schedule import next_run, next_runs, words
 from quantwatch_dashboard.components.verdict import badge, tone
-from quantwatch_dashboard.history import Change
-from quantwatch_dashboard.summaries import CheckSummary
+from quantwatch_dashboard.logic import standings
+from quantwatch_dashboard.logic.history import Change
+from quantwatch_dashboard.logic.summaries import CheckSummary
 
 _MOST_CHANGES = 4
 _KINDS = {"rolling": "the mean of the last good runs", "best-ever": "the best run so far"}

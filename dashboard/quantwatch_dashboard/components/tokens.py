@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantwatch_dashboard import text
-from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace
 from quantwatch_dashboard.components.markup import Html, join, link, table, tag
-from quantwatch_dashboard.summaries import WorstToken
-from quantwatch_dashboard.toplogits import TopRow, top_rows
+from quantwatch_dashboard.logic.grid import TokenGrid, TokenPlace
+from quantwatch_dashboard.logic.summaries import WorstToken
+from quantwatch_dashboard.logic.toplogits import TopRow, top_rows
 
 _AROUND = 300
 _DECADES = 2.0

@@ -31,8 +31,8 @@ from quantwatch.store.dead_letters import Delivery
 from quantwatch.store.endpoints import EndpointState
 from quantwatch.store.messages import Load
 from quantwatch.store.silences import StoredSilence
-from quantwatch_dashboard.episode_story import Moment, Sources, story
-from quantwatch_dashboard.episodes import Overlay, Shown, shown
+from quantwatch_dashboard.logic.episode_story import Moment, Sources, story
+from quantwatch_dashboard.logic.episodes import Overlay, Shown, shown
 from quantwatch_dashboard.queries.connection import SHORT_S, database
 
 MOST_ENDED = 200

@@ -8,10 +8,10 @@ from quantwatch.store.marks import RunMark, run_marks
 from quantwatch.store.overview import check_states
 from quantwatch.store.reading import read_results
 from quantwatch.store.records import SeriesPoint
-from quantwatch_dashboard.history import Change, Tradeoff, changes, tradeoffs
+from quantwatch_dashboard.logic.history import Change, Tradeoff, changes, tradeoffs
+from quantwatch_dashboard.logic.summaries import CheckSummary, summarize
 from quantwatch_dashboard.queries.connection import LONG_S, SHORT_S, database
 from quantwatch_dashboard.queries.overview import fault_of
-from quantwatch_dashboard.summaries import CheckSummary, summarize
 
 MOST_RUNS = 400
 """Runs of a trend: a year of nights and some."""

@@ -11,7 +11,7 @@ from quantwatch.domain import Comparison, RunResult, Scope
 from quantwatch.store import blocks
 from quantwatch.store.records import RunSummary
 from quantwatch_dashboard import clock
-from quantwatch_dashboard.contrast import TESTED, family
+from quantwatch_dashboard.logic.contrast import TESTED, family
 from quantwatch_dashboard.queries import runs
 from quantwatch_dashboard.queries.connection import LONG_S, database
 

@@ -6,8 +6,8 @@ from quantwatch.store import kernel_groups, operations
 from quantwatch.store import kernels as store
 from quantwatch.store.kernel_groups import FAILED, KernelGroup, Remarks
 from quantwatch.store.kernels import KEPT, KernelBatch, KernelCase, KernelSpeed, Kind
-from quantwatch_dashboard.kernel_matrix import Cell, Key, matrix, remarked
-from quantwatch_dashboard.kernel_uses import Uses, uses
+from quantwatch_dashboard.logic.kernel_matrix import Cell, Key, matrix, remarked
+from quantwatch_dashboard.logic.kernel_uses import Uses, uses
 from quantwatch_dashboard.queries.connection import SHORT_S, database
 from quantwatch_dashboard.queries.overview import checks
 

@@ -9,9 +9,9 @@ from quantwatch.store.overview import check_states, unended_runs
 from quantwatch.store.reading import read_results
 from quantwatch.store.recent import HEADLINE
 from quantwatch.store.states import UnendedRun
-from quantwatch_dashboard import series
+from quantwatch_dashboard.logic import series
+from quantwatch_dashboard.logic.summaries import CheckSummary, summarize
 from quantwatch_dashboard.queries.connection import SHORT_S, database
-from quantwatch_dashboard.summaries import CheckSummary, summarize
 
 LIVE_S = 1
 """How long progress is kept: many readers of a running check ask once a second, not each."""

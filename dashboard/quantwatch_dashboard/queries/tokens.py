@@ -8,10 +8,10 @@ from quantwatch.domain import MODEL, RunResult
 from quantwatch.store import blocks, suites
 from quantwatch.store.records import StoredPrompt
 from quantwatch.store.vocabularies import get_vocabulary
-from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace, side_by_side
-from quantwatch_dashboard.nonfinite import Birth, births_of
+from quantwatch_dashboard.logic.grid import TokenGrid, TokenPlace, side_by_side
+from quantwatch_dashboard.logic.nonfinite import Birth, births_of
+from quantwatch_dashboard.logic.summaries import WorstToken, worst
 from quantwatch_dashboard.queries.connection import LONG_S, database
-from quantwatch_dashboard.summaries import WorstToken, worst
 
 _MAX_PROMPTS = 256
 

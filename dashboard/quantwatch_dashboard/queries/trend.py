@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from quantwatch.metrics.registry import METRICS
 from quantwatch.store.records import SeriesPoint
-from quantwatch_dashboard import trends
-from quantwatch_dashboard.history import limits
+from quantwatch_dashboard.logic import trends
+from quantwatch_dashboard.logic.history import limits
+from quantwatch_dashboard.logic.summaries import CheckSummary
+from quantwatch_dashboard.logic.trends import Compared, Trend
 from quantwatch_dashboard.queries import check as check_queries
 from quantwatch_dashboard.queries.check import HEADLINE, Shown
-from quantwatch_dashboard.summaries import CheckSummary
-from quantwatch_dashboard.trends import Compared, Trend
 
 _SPREAD = "std"
 """A spread has neither a baseline's noise nor a scale of its own."""

@@ -6,7 +6,7 @@ from quantwatch.errors import NotFoundError
 from quantwatch_dashboard import queries
 from quantwatch_dashboard.components import filters, page, trouble
 from quantwatch_dashboard.components.markup import tag
-from quantwatch_dashboard.episodes import headline
+from quantwatch_dashboard.logic.episodes import headline
 from quantwatch_dashboard.queries import alerts as alert_queries
 from quantwatch_dashboard.views import (
     alerts_deliveries,

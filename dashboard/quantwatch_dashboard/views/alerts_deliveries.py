@@ -4,10 +4,11 @@ import streamlit as st
 
 from quantwatch.store.dead_letters import STATES
 from quantwatch.store.endpoints import EndpointState
-from quantwatch_dashboard import clock, delivery_words
+from quantwatch_dashboard import clock
 from quantwatch_dashboard.components import asking, filters, page, trouble
 from quantwatch_dashboard.components.alerts_endpoints import delivery_table, endpoint_table
 from quantwatch_dashboard.components.markup import tag
+from quantwatch_dashboard.logic import delivery_words
 from quantwatch_dashboard.queries import alerts as alert_queries
 from quantwatch_dashboard.views import acts, alerts_letters
 from quantwatch_dashboard.views.alerts_letters import ANY

@@ -10,7 +10,7 @@ from quantwatch_dashboard.components.alerts import alert_table
 from quantwatch_dashboard.components.alerts_table import ended_table, open_table
 from quantwatch_dashboard.components.checks import moment
 from quantwatch_dashboard.components.markup import link, tag
-from quantwatch_dashboard.episodes import STATES, Shown, Wanted, filtered
+from quantwatch_dashboard.logic.episodes import STATES, Shown, Wanted, filtered
 from quantwatch_dashboard.queries import alerts as alert_queries
 
 _ANY = "any"

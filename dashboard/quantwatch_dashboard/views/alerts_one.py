@@ -9,7 +9,7 @@ from quantwatch_dashboard.charts.judged import judged_chart
 from quantwatch_dashboard.components import alerts_story, asking, facts, page
 from quantwatch_dashboard.components.alerts_table import ended_table
 from quantwatch_dashboard.components.markup import link, tag
-from quantwatch_dashboard.episodes import Shown
+from quantwatch_dashboard.logic.episodes import Shown
 from quantwatch_dashboard.queries import alerts as alert_queries
 from quantwatch_dashboard.views import alerts_silences
 

@@ -13,7 +13,7 @@ from quantwatch.store.silences import StoredSilence
 from quantwatch_dashboard import actions, clock, text
 from quantwatch_dashboard.components import alerts_silence, asking, page
 from quantwatch_dashboard.components.markup import tag
-from quantwatch_dashboard.episodes import Shown, would_match
+from quantwatch_dashboard.logic.episodes import Shown, would_match
 from quantwatch_dashboard.queries import alerts as alert_queries
 from quantwatch_dashboard.roles import Person
 

@@ -3,13 +3,14 @@
 import streamlit as st
 
 from quantwatch.domain import Verdict
-from quantwatch_dashboard import clock, queries, trends
+from quantwatch_dashboard import clock, queries
 from quantwatch_dashboard.components import page, standing, trouble
 from quantwatch_dashboard.components.markup import Html, link
 from quantwatch_dashboard.components.picker import pick
+from quantwatch_dashboard.logic import trends
+from quantwatch_dashboard.logic.summaries import CheckSummary
 from quantwatch_dashboard.queries import check as check_queries
 from quantwatch_dashboard.queries.silenced import silenced
-from quantwatch_dashboard.summaries import CheckSummary
 from quantwatch_dashboard.views import (
     check_actions,
     check_candidates,

@@ -4,7 +4,7 @@ import streamlit as st
 
 from quantwatch_dashboard import actions
 from quantwatch_dashboard.components import asking, leftovers
-from quantwatch_dashboard.summaries import CheckSummary
+from quantwatch_dashboard.logic.summaries import CheckSummary
 from quantwatch_dashboard.views import acts, check_pins
 
 

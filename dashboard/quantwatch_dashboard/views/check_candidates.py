@@ -10,8 +10,8 @@ from quantwatch_dashboard.components import page
 from quantwatch_dashboard.components.clicks import chart as plain_chart
 from quantwatch_dashboard.components.markup import join, link, tag
 from quantwatch_dashboard.components.quality import candidate_table
+from quantwatch_dashboard.logic.summaries import CheckSummary
 from quantwatch_dashboard.queries import check as check_queries
-from quantwatch_dashboard.summaries import CheckSummary
 
 _AGREEMENT = ("top1_agreement", "model", "mean")
 

@@ -9,9 +9,9 @@ from quantwatch.store.marks import RunMark
 from quantwatch_dashboard import actions, clock, text
 from quantwatch_dashboard.components import asking, filters
 from quantwatch_dashboard.components.markup import tag
+from quantwatch_dashboard.logic.summaries import CheckSummary
 from quantwatch_dashboard.queries import check as check_queries
 from quantwatch_dashboard.roles import Person
-from quantwatch_dashboard.summaries import CheckSummary
 
 _MOST = 50
 

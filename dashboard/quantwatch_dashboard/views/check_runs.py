@@ -8,9 +8,9 @@ from quantwatch_dashboard import clock
 from quantwatch_dashboard.components import filters, page, trouble
 from quantwatch_dashboard.components.markup import tag
 from quantwatch_dashboard.components.run_list import run_rows
-from quantwatch_dashboard.history import Change
+from quantwatch_dashboard.logic.history import Change
+from quantwatch_dashboard.logic.summaries import CheckSummary
 from quantwatch_dashboard.queries import check as check_queries
-from quantwatch_dashboard.summaries import CheckSummary
 
 _PER_PAGE = 20
 _KINDS = ("all runs", "with a change", "not passing")

@@ -5,18 +5,19 @@ from dataclasses import replace
 import streamlit as st
 
 from quantwatch.metrics.registry import METRICS
-from quantwatch_dashboard import clock, standings, text
+from quantwatch_dashboard import clock, text
 from quantwatch_dashboard.charts.trend import hidden_limits, trend_chart
 from quantwatch_dashboard.components import jumps, page, trouble
 from quantwatch_dashboard.components.explain import term
 from quantwatch_dashboard.components.filters import choose
 from quantwatch_dashboard.components.markup import join, tag
 from quantwatch_dashboard.components.picker import flag
+from quantwatch_dashboard.logic import standings
+from quantwatch_dashboard.logic.summaries import CheckSummary
+from quantwatch_dashboard.logic.trends import Trend
 from quantwatch_dashboard.queries import check as check_queries
 from quantwatch_dashboard.queries.check import HEADLINE, Shown
 from quantwatch_dashboard.queries.trend import is_on_log, shown_trend
-from quantwatch_dashboard.summaries import CheckSummary
-from quantwatch_dashboard.trends import Trend
 
 _RANGES = {"90": 90, "30": 30, "365": 365, "all": None}
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "p999", "max", "min", "std")
@@ -43,7 +44,16 @@ def show(url: str, summary: CheckSummary) -> None:
         return
     figure = trend_chart(trend, unit=title, is_log=is_log, zone=clock.zone())
     name = f"{summary.check}-{'-'.join(shown)}"
-    jumps.chart(figure, "trend", f"{title} of {summary.check} over its runs", name)
+    run = jumps.chart(figure, "trend", f"{title} of {summary.check} over its runs", name)
+    if run is not None:
+        _open(run)
+
+
+def _open(run: str) -> None:
+    from quantwatch_dashboard import views  # which imports this module
+
+    pages = {page.url_path: page for page in views.pages()}
+    st.switch_page(pages["run"], query_params={"run": run})
 
 
 def _pickers(url: str, summary: CheckSummary) -> tuple[Shown, str, int | None]:

@@ -6,11 +6,12 @@ import streamlit as st
 
 from quantwatch.baselines.comparable import Mismatch, differing
 from quantwatch.domain import RunResult
-from quantwatch_dashboard import contrast, identities, queries
+from quantwatch_dashboard import queries
 from quantwatch_dashboard.components import compare, page, trouble
 from quantwatch_dashboard.components.markup import tag
 from quantwatch_dashboard.components.picker import flag
-from quantwatch_dashboard.contrast import Side, Tests
+from quantwatch_dashboard.logic import contrast, identities
+from quantwatch_dashboard.logic.contrast import Side, Tests
 from quantwatch_dashboard.queries import compare as compare_queries
 from quantwatch_dashboard.views import compare_inside, compare_layers, compare_sides
 

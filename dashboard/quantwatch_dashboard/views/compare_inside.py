@@ -4,18 +4,18 @@ import streamlit as st
 
 from quantwatch.metrics.registry import METRICS
 from quantwatch.store.records import StoredPrompt
-from quantwatch_dashboard import queries, series
-from quantwatch_dashboard.charts import difference
-from quantwatch_dashboard.charts.grid import TokenGrid
+from quantwatch_dashboard import queries
 from quantwatch_dashboard.charts.heatmap import Look, heatmap
-from quantwatch_dashboard.charts.rows import whole_layers
-from quantwatch_dashboard.charts.scale import Kind
 from quantwatch_dashboard.components import clicks, page, trouble, window
 from quantwatch_dashboard.components.compare import name_of, worst_place
 from quantwatch_dashboard.components.markup import tag
 from quantwatch_dashboard.components.picker import flag, pick
-from quantwatch_dashboard.contrast import Side
-from quantwatch_dashboard.focus import CHANGES, HEADROOM, MATRICES, RANGES
+from quantwatch_dashboard.logic import difference, series
+from quantwatch_dashboard.logic.cells import Kind
+from quantwatch_dashboard.logic.contrast import Side
+from quantwatch_dashboard.logic.focus import CHANGES, HEADROOM, MATRICES, RANGES
+from quantwatch_dashboard.logic.grid import TokenGrid
+from quantwatch_dashboard.logic.rows import whole_layers
 from quantwatch_dashboard.views.run_inside import describe
 
 _READ = "Red: B is worse, blue: B is better, nearly white: equal; logarithmic."

@@ -5,14 +5,15 @@ import math
 import streamlit as st
 
 from quantwatch.metrics.registry import METRICS
-from quantwatch_dashboard import contrast
 from quantwatch_dashboard.charts.change import Ratio, change_chart
-from quantwatch_dashboard.charts.layers import LayerLine, layer_chart
+from quantwatch_dashboard.charts.layers import layer_chart
 from quantwatch_dashboard.components import clicks, page
 from quantwatch_dashboard.components.explain import term
 from quantwatch_dashboard.components.markup import join, tag
 from quantwatch_dashboard.components.picker import pick
-from quantwatch_dashboard.contrast import LAYERED, Row, Side, Tests, mark
+from quantwatch_dashboard.logic import contrast
+from quantwatch_dashboard.logic.contrast import LAYERED, Row, Side, Tests, mark
+from quantwatch_dashboard.logic.lines import LayerLine
 
 _STATISTICS = ("mean", "p50", "p99", "max")
 

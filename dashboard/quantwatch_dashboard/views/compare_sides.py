@@ -5,11 +5,12 @@ import streamlit as st
 from quantwatch.domain import RunResult
 from quantwatch.errors import UserError
 from quantwatch.store.records import RunSummary
-from quantwatch_dashboard import clock, queries, series
+from quantwatch_dashboard import clock, queries
 from quantwatch_dashboard.components import compare
 from quantwatch_dashboard.components.markup import tag
 from quantwatch_dashboard.components.picker import pick
-from quantwatch_dashboard.contrast import Side
+from quantwatch_dashboard.logic import series
+from quantwatch_dashboard.logic.contrast import Side
 from quantwatch_dashboard.queries import compare as compare_queries
 
 _SIDES = ("a", "b")

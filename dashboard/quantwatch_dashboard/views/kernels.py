@@ -7,10 +7,11 @@ from streamlit.delta_generator import DeltaGenerator
 
 from quantwatch.store.kernel_groups import FAILED, NOT_APPLICABLE, PASSED
 from quantwatch.store.kernels import KernelBatch
-from quantwatch_dashboard import clock, kernel_matrix, queries
+from quantwatch_dashboard import clock, queries
 from quantwatch_dashboard.components import kernel_words, kernels, page, trouble
 from quantwatch_dashboard.components.picker import pick
-from quantwatch_dashboard.kernel_matrix import Cell
+from quantwatch_dashboard.logic import kernel_matrix
+from quantwatch_dashboard.logic.kernel_matrix import Cell
 from quantwatch_dashboard.queries import kernels as kernel_queries
 from quantwatch_dashboard.views import kernels_inside
 

@@ -6,12 +6,13 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from quantwatch.store.kernel_groups import FAILED
-from quantwatch_dashboard import clock, kernel_matrix, queries
+from quantwatch_dashboard import clock, queries
 from quantwatch_dashboard.charts.kernels import share_trend, speed_by_shape
 from quantwatch_dashboard.components import facts, kernels, page
 from quantwatch_dashboard.components.markup import tag
 from quantwatch_dashboard.components.picker import pick
-from quantwatch_dashboard.kernel_matrix import Cell
+from quantwatch_dashboard.logic import kernel_matrix
+from quantwatch_dashboard.logic.kernel_matrix import Cell
 from quantwatch_dashboard.queries import kernels as kernel_queries
 
 

@@ -2,11 +2,12 @@
 
 import streamlit as st
 
-from quantwatch_dashboard import clock, queries, service_words
+from quantwatch_dashboard import clock, queries
 from quantwatch_dashboard.components import page, service, trouble
 from quantwatch_dashboard.components.tabs import choose
+from quantwatch_dashboard.logic import service_words
+from quantwatch_dashboard.logic.service_words import Figure
 from quantwatch_dashboard.queries import operations as operation_queries
-from quantwatch_dashboard.service_words import Figure
 from quantwatch_dashboard.views import (
     operations_database,
     operations_delivery,

@@ -2,10 +2,11 @@
 
 import streamlit as st
 
-from quantwatch_dashboard import clock, gpu_runs, queries, text
+from quantwatch_dashboard import clock, queries, text
 from quantwatch_dashboard.components import facts, page, storage, trouble
 from quantwatch_dashboard.components import gpus as gpu_tables
 from quantwatch_dashboard.components.markup import tag
+from quantwatch_dashboard.logic import gpu_runs
 from quantwatch_dashboard.queries import operations as operation_queries
 
 _SMALL_BYTES = 256 << 20

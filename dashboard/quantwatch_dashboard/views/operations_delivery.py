@@ -2,10 +2,11 @@
 
 import streamlit as st
 
-from quantwatch_dashboard import clock, delivery_words
+from quantwatch_dashboard import clock
 from quantwatch_dashboard.components import leftovers, page, service, upkeep
 from quantwatch_dashboard.components.alerts_endpoints import counts, endpoint_table
 from quantwatch_dashboard.components.markup import link, tag
+from quantwatch_dashboard.logic import delivery_words
 from quantwatch_dashboard.queries import alerts as alert_queries
 from quantwatch_dashboard.queries import operations as operation_queries
 from quantwatch_dashboard.views import acts

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from quantwatch_dashboard import clock, queries, standings, verdict_words
+from quantwatch_dashboard import clock, queries
 from quantwatch_dashboard.components import checks, filters, page, trouble
 from quantwatch_dashboard.components.markup import Html, tag
 from quantwatch_dashboard.components.verdict import tone, verdict_word
+from quantwatch_dashboard.logic import standings, verdict_words
+from quantwatch_dashboard.logic.standings import ANY, Wanted
+from quantwatch_dashboard.logic.summaries import CheckSummary
 from quantwatch_dashboard.queries.silenced import silenced
-from quantwatch_dashboard.standings import ANY, Wanted
-from quantwatch_dashboard.summaries import CheckSummary
 from quantwatch_dashboard.views import live
 
 _PER_PAGE = 25

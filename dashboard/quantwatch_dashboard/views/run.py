@@ -5,13 +5,14 @@ import streamlit as st
 from quantwatch.domain import CandidateResult, RunResult
 from quantwatch.metrics.registry import VERSION
 from quantwatch.store.records import RunSummary
-from quantwatch_dashboard import clock, queries, series
+from quantwatch_dashboard import clock, queries
 from quantwatch_dashboard.components import facts, page, trouble
 from quantwatch_dashboard.components.alerts import alert_table
 from quantwatch_dashboard.components.candidates import side_by_side, tiles
 from quantwatch_dashboard.components.hero import hero
 from quantwatch_dashboard.components.markup import link, tag
 from quantwatch_dashboard.components.picker import pick
+from quantwatch_dashboard.logic import series
 from quantwatch_dashboard.views import run_details, run_inside, run_layers, run_state
 
 

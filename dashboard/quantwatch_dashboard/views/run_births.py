@@ -2,12 +2,13 @@
 
 import streamlit as st
 
-from quantwatch_dashboard import queries, series
+from quantwatch_dashboard import queries
 from quantwatch_dashboard.charts.births import MAX_POINTS, birth_map
 from quantwatch_dashboard.components import births, clicks, page
 from quantwatch_dashboard.components.markup import tag
-from quantwatch_dashboard.focus import Focus
-from quantwatch_dashboard.nonfinite import Birth, by_prompt
+from quantwatch_dashboard.logic import series
+from quantwatch_dashboard.logic.focus import Focus
+from quantwatch_dashboard.logic.nonfinite import Birth, by_prompt
 
 
 def show(focus: Focus) -> None:

@@ -6,9 +6,10 @@ import streamlit as st
 
 from quantwatch.domain import RunResult
 from quantwatch.report import html
-from quantwatch_dashboard import access, exports, queries
+from quantwatch_dashboard import access, queries
 from quantwatch_dashboard.components import page
-from quantwatch_dashboard.focus import Focus
+from quantwatch_dashboard.logic import exports
+from quantwatch_dashboard.logic.focus import Focus
 
 
 def csv(label: str, made: Callable[[], bytes], name: str) -> None:

@@ -5,15 +5,15 @@ from dataclasses import replace
 import plotly.graph_objects as go
 import streamlit as st
 
-from quantwatch_dashboard import queries, series
-from quantwatch_dashboard.charts import difference
-from quantwatch_dashboard.charts.grid import TokenGrid
+from quantwatch_dashboard import queries
 from quantwatch_dashboard.charts.heatmap import Chosen, Look, heatmap
-from quantwatch_dashboard.charts.rows import has_parts, whole_layers, with_parts
 from quantwatch_dashboard.components import clicks, heatmap_words, window
 from quantwatch_dashboard.components.markup import tag
 from quantwatch_dashboard.components.picker import flag, pick
-from quantwatch_dashboard.focus import HEADROOM, Focus
+from quantwatch_dashboard.logic import difference, series
+from quantwatch_dashboard.logic.focus import HEADROOM, Focus
+from quantwatch_dashboard.logic.grid import TokenGrid
+from quantwatch_dashboard.logic.rows import has_parts, whole_layers, with_parts
 
 _COLOR_BAR = 96
 """Width of the color bar that the picture below has, so that both are as wide."""

@@ -5,11 +5,12 @@ import streamlit as st
 from quantwatch.domain import CandidateResult, RunResult
 from quantwatch.metrics.registry import METRICS
 from quantwatch.store.records import StoredPrompt
-from quantwatch_dashboard import queries, series, text
+from quantwatch_dashboard import queries, text
 from quantwatch_dashboard.components import page, trouble, window
 from quantwatch_dashboard.components.markup import tag
 from quantwatch_dashboard.components.picker import pick
-from quantwatch_dashboard.focus import MATRICES, Focus
+from quantwatch_dashboard.logic import series
+from quantwatch_dashboard.logic.focus import MATRICES, Focus
 from quantwatch_dashboard.views import run_births, run_heatmap, run_tokens, run_topk
 
 _ALONE, _BEFORE, _ANY = "alone", "baseline", "none"

@@ -3,7 +3,6 @@
 import streamlit as st
 
 from quantwatch.domain import CandidateResult, RunResult
-from quantwatch_dashboard import series
 from quantwatch_dashboard.charts.blame import blame_chart
 from quantwatch_dashboard.charts.layers import layer_chart
 from quantwatch_dashboard.components import clicks, page
@@ -11,6 +10,7 @@ from quantwatch_dashboard.components.blame import blame_table
 from quantwatch_dashboard.components.explain import term
 from quantwatch_dashboard.components.markup import join
 from quantwatch_dashboard.components.picker import pick
+from quantwatch_dashboard.logic import series
 
 
 def show(result: RunResult, lead: CandidateResult, chosen: str | None) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import streamlit as st
 
-from quantwatch_dashboard import exports, queries, series
+from quantwatch_dashboard import queries
 from quantwatch_dashboard.components import page
 from quantwatch_dashboard.components.layers import COLUMNS, layer_table, worst_first
 from quantwatch_dashboard.components.markup import tag
@@ -14,9 +14,10 @@ from quantwatch_dashboard.components.tokens import (
     top_tables,
     worst_table,
 )
-from quantwatch_dashboard.focus import Focus
-from quantwatch_dashboard.layer_rows import layer_rows
-from quantwatch_dashboard.toplogits import top_rows
+from quantwatch_dashboard.logic import exports, series
+from quantwatch_dashboard.logic.focus import Focus
+from quantwatch_dashboard.logic.layer_rows import layer_rows
+from quantwatch_dashboard.logic.toplogits import top_rows
 from quantwatch_dashboard.views import run_downloads
 
 

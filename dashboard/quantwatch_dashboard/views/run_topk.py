@@ -5,11 +5,11 @@ import streamlit as st
 from quantwatch.metrics.registry import METRICS
 from quantwatch_dashboard import queries
 from quantwatch_dashboard.charts.heatmap import Look
-from quantwatch_dashboard.charts.rows import whole_layers
 from quantwatch_dashboard.components import clicks, heatmap_words, page
 from quantwatch_dashboard.components.markup import tag
 from quantwatch_dashboard.components.picker import flag, pick
-from quantwatch_dashboard.focus import RANGES, TOPK, Focus
+from quantwatch_dashboard.logic.focus import RANGES, TOPK, Focus
+from quantwatch_dashboard.logic.rows import whole_layers
 from quantwatch_dashboard.views.run_heatmap import picture
 
 _NORMALISED = (1e-2, 1.0)

@@ -8,7 +8,7 @@ from datetime import datetime
 from quantwatch.domain import Verdict
 from quantwatch.store.marks import RunMark
 from quantwatch.store.records import SeriesPoint
-from quantwatch_dashboard.history import Change, Limit
+from quantwatch_dashboard.logic.history import Change, Limit
 
 _KINDS = {"nan": math.nan, "posinf": math.inf, "neginf": -math.inf}
 _NOISE_FLOORS = 3

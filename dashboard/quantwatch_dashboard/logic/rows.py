@@ -1,7 +1,7 @@
 """Which rows of a grid a picture shows."""
 
 from quantwatch.domain import EMBEDDING, FINAL_NORM, MODEL, is_layer
-from quantwatch_dashboard.charts.grid import TokenGrid
+from quantwatch_dashboard.logic.grid import TokenGrid
 
 
 def whole_layers(grid: TokenGrid) -> TokenGrid:

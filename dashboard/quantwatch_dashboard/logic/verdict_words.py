@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 from quantwatch.domain import Verdict
 from quantwatch_dashboard import text
-from quantwatch_dashboard.standings import is_overdue
-from quantwatch_dashboard.summaries import CheckSummary
+from quantwatch_dashboard.logic.standings import is_overdue
+from quantwatch_dashboard.logic.summaries import CheckSummary
 
 _NAMED = 2
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)

@@ -13,10 +13,10 @@ from dataclasses import asdict, fields
 
 from quantwatch.domain import Measurement, RunResult
 from quantwatch.metrics.registry import METRICS
-from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace
-from quantwatch_dashboard.layer_rows import LayerRow
-from quantwatch_dashboard.summaries import WorstToken
-from quantwatch_dashboard.toplogits import TopRow
+from quantwatch_dashboard.logic.grid import TokenGrid, TokenPlace
+from quantwatch_dashboard.logic.layer_rows import LayerRow
+from quantwatch_dashboard.logic.summaries import WorstToken
+from quantwatch_dashboard.logic.toplogits import TopRow
 
 _FORMULA = frozenset("=+-@＝＋－＠")
 """East Asian versions take the wide signs for the same."""

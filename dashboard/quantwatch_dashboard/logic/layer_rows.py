@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from quantwatch.domain import CandidateResult
 from quantwatch.report.figures import Figures
 from quantwatch_dashboard import text
-from quantwatch_dashboard.figures import figures_of
+from quantwatch_dashboard.logic.figures import figures_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from quantwatch.domain import MODEL, CandidateResult, Comparison, RunResult, is_
 from quantwatch.metrics.registry import METRICS
 from quantwatch.report.figures import forward_order
 from quantwatch_dashboard import text
-from quantwatch_dashboard.figures import figures_of
+from quantwatch_dashboard.logic.figures import figures_of
 
 Tests = Mapping[tuple[str, str], Comparison]
 HEADLINES = (

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from quantwatch_dashboard.charts.grid import TokenGrid
+from quantwatch_dashboard.logic.grid import TokenGrid
 
 
 def ratio(now: TokenGrid, before: TokenGrid) -> TokenGrid:

@@ -9,10 +9,9 @@ from quantwatch.domain import MODEL, CandidateResult, RunResult, is_layer, layer
 from quantwatch.report import words
 from quantwatch.report.figures import forward_order
 from quantwatch_dashboard import text
-from quantwatch_dashboard.charts.blame import Blamed
-from quantwatch_dashboard.charts.layers import LayerLine
-from quantwatch_dashboard.figures import figures_of
-from quantwatch_dashboard.ranking import rank
+from quantwatch_dashboard.logic.figures import figures_of
+from quantwatch_dashboard.logic.lines import Blamed, LayerLine
+from quantwatch_dashboard.logic.ranking import rank
 
 WHOLE = "whole layer"
 _ENDS = ("embedding", "final_norm", "head")

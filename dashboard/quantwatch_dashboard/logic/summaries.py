@@ -11,8 +11,8 @@ from quantwatch.config.default_rules import DEFAULT_RULES
 from quantwatch.domain import Json, RunStatus
 from quantwatch.store.records import RunSummary
 from quantwatch.store.states import CheckState, RecentRun, UnendedRun
-from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace
-from quantwatch_dashboard.charts.sparkline import Trend
+from quantwatch_dashboard.logic.grid import TokenGrid, TokenPlace
+from quantwatch_dashboard.logic.lines import Sparkline
 
 _DECIDING = "baseline-kl"
 """The rule that judges the headline against the baseline."""
@@ -45,7 +45,7 @@ class CheckSummary:
     since: datetime | None
     trouble: RunSummary | None
     candidates: tuple[str, ...]
-    trends: tuple[Trend, ...]
+    trends: tuple[Sparkline, ...]
     bands: tuple[Band | None, ...]
     now: tuple[float | None, ...]
     num_runs: int
@@ -129,9 +129,9 @@ def _candidate_names(state: CheckState) -> tuple[str, ...]:
     return tuple(candidate["name"] for candidate in state.config.get("candidates", ()))
 
 
-def _trend(index: int, name: str, recent: Sequence[RecentRun]) -> Trend:
+def _trend(index: int, name: str, recent: Sequence[RecentRun]) -> Sparkline:
     found = [next((h for h in run.headlines if h.candidate == name), None) for run in recent]
-    return Trend(index, [None if h is None else _KINDS.get(h.kind, h.value) for h in found])
+    return Sparkline(index, [None if h is None else _KINDS.get(h.kind, h.value) for h in found])
 
 
 def _band(state: CheckState, candidate: str) -> Band | None:

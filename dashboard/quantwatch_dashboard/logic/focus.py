@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from quantwatch.domain import CandidateResult, RunResult
 from quantwatch.metrics.registry import METRICS
-from quantwatch_dashboard.charts.scale import Kind
+from quantwatch_dashboard.logic.cells import Kind
 
 HEADROOM = "headroom_bits"
 TOPK = ("topk_logit_deviation_k5", "topk_logit_deviation_k3")

@@ -7,7 +7,7 @@ from typing import Any
 from quantwatch.baselines.comparable import short
 from quantwatch.domain import Variant
 from quantwatch_dashboard import text
-from quantwatch_dashboard.contrast import Side
+from quantwatch_dashboard.logic.contrast import Side
 
 _DIGEST = 40
 """Letters of the shortest digest."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quantwatch.report.figures import forward_order
-from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace
+from quantwatch_dashboard.logic.grid import TokenGrid, TokenPlace
 
 
 @dataclass(frozen=True, slots=True)

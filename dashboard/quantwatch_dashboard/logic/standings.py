@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from quantwatch.config.durations import seconds
 from quantwatch.domain import Verdict
 from quantwatch.store.states import Timetable
-from quantwatch_dashboard.ranking import rank
-from quantwatch_dashboard.summaries import CheckSummary
+from quantwatch_dashboard.logic.ranking import rank
+from quantwatch_dashboard.logic.summaries import CheckSummary
 
 ANY = "any"
 NO_VERDICT = "none"
