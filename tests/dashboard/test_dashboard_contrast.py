@@ -104,7 +104,7 @@ def test_what_else_differs(planted: RunResult) -> None:
         ("candidate", "setting recipe.bits"),
         ("environment", "torch"),
     }
-    assert found["measured", "suite_hash"].b == "b" * 12
+    assert found["measured", "suite_hash"].b == "b" * 12 + "…"
     assert found["candidate", "setting recipe.bits"].a == "–"
 
 

@@ -147,7 +147,9 @@ def test_blame_table_leads_with_nan_and_marks_the_culprit() -> None:
 def test_headroom_is_drawn_on_a_linear_axis() -> None:
     """Catches 100 to 130 bits between two decades, and an infinity that stretches the axis."""
     lines = [LayerLine("a", 0, [120.0, math.inf, 125.0])]
-    figure = layer_chart(lines, ["layers.0", "layers.1", "layers.2"], unit="Headroom, bits")
+    figure = layer_chart(
+        lines, ["layers.0", "layers.1", "layers.2"], unit="Headroom, bits", is_log=False
+    )
 
     assert figure.layout.yaxis.type == "linear"
     assert "NaN, ∞" in figure.layout.yaxis.ticktext

@@ -41,7 +41,7 @@ def open_part(part: str, **query: str) -> AppTest:
         "from quantwatch_dashboard.views import operations\noperations.show()",
         default_timeout=TIMEOUT_S,
     )
-    for key, value in {"part": part, **query}.items():
+    for key, value in {"show": part.casefold(), **query}.items():
         page.query_params[key] = value
     page.run()
     assert not page.exception, page.exception

@@ -145,7 +145,7 @@ def test_address_restores_what_was_shown(save_run: Callable[[Spec], RunResult]) 
     """Catches a link in a message that opens something else."""
     run = save_run(Spec())
     wanted = {
-        "candidate": "int4-g64", "prompt": "3", "metric": "lens_kl", "tokens": "every", "position": "17",
+        "candidate": "int4-g64", "prompt": "3", "metric": "lens_kl", "tokens": "every", "token": "17",
         "part": "attention", "statistic": "p99", "k": "topk_logit_deviation_k3", "normalised": "1", "fit": "1",
         "sort": "max_kl",
     }  # fmt: skip
@@ -165,7 +165,7 @@ def test_unknown_parameters_show_the_default(save_run: Callable[[Spec], RunResul
     """Catches an exception for an address that was cut or mistyped."""
     save_run(Spec())
     page = open_page(
-        "run", candidate="nobody", prompt="x", metric="../../etc", position="-1", part="<b>"
+        "run", candidate="nobody", prompt="x", metric="../../etc", token="-1", part="<b>"
     )
 
     boxes = {box.label: box.value for box in page.selectbox}
@@ -270,7 +270,7 @@ def test_many_alerts_of_one_rule_are_one_row(demo_url: str) -> None:
     shown = html(open_page("alerts", check="demo"))
 
     assert shown.count("<tr>") == 3
-    assert "and at 1 more scope<" in shown
+    assert "and at 1 more place<" in shown
     assert "layers.29" in shown
 
 

@@ -3,11 +3,11 @@
 from quantwatch.domain import Alert, RunResult
 from quantwatch.report.words import alert_value, worst_first
 from quantwatch_dashboard import text
-from quantwatch_dashboard.components.candidates import swatch
-from quantwatch_dashboard.components.markup import Html, table, tag
+from quantwatch_dashboard.components.markup import Html, numbers, table, tag
 from quantwatch_dashboard.components.verdict import severity_badge
+from quantwatch_dashboard.components.words import swatch
 
-_HEADERS = ("Severity", "Candidate", "Where", "Rule")
+_HEADERS = ("Severity", "Candidate", "Place", "Rule")
 
 
 def alert_table(result: RunResult) -> Html:
@@ -17,8 +17,7 @@ def alert_table(result: RunResult) -> Html:
     for alert in worst_first(result.alerts):
         groups.setdefault((alert.rule, alert.candidate), []).append(alert)
     rows = [_row(group, places.get(group[0].candidate, 0)) for group in groups.values()]
-    numbers = (tag("th", name, class_="n") for name in ("Value", "Threshold"))
-    return table([*_HEADERS, *numbers, "In words"], rows)
+    return table([*_HEADERS, *numbers("Value", "Threshold"), "In words"], rows)
 
 
 def _row(group: list[Alert], index: int) -> list[object]:
@@ -26,12 +25,12 @@ def _row(group: list[Alert], index: int) -> list[object]:
     measured = tag("span", f"{alert.metric} · {alert.statistic}", class_="qw-sub")
     return [
         tag("td", severity_badge(alert.severity)),
-        tag("td", swatch(index), alert.candidate, class_="name"),
+        tag("td", swatch(index), alert.candidate, class_="qw-name"),
         tag("td", tag("span", alert.scope, class_="qw-mono"), class_="qw-wrap"),
         tag("td", alert.rule, measured),
-        tag("td", _value(alert), class_="n qw-hot"),
-        tag("td", text.number(alert.threshold), class_="n"),
-        tag("td", alert.words, _others(others), class_="words qw-soft"),
+        tag("td", _value(alert), class_="qw-n qw-hot"),
+        tag("td", text.number(alert.threshold), class_="qw-n"),
+        tag("td", alert.words, _others(others), class_="qw-text qw-soft"),
     ]
 
 
@@ -39,7 +38,7 @@ def _others(others: list[Alert]) -> Html:
     """Return the group's other scopes, folded: one bad layer tends to spoil all that follow."""
     if not others:
         return Html("")
-    summary = tag("summary", f"and at {len(others)} more scope{'s' if len(others) > 1 else ''}")
+    summary = tag("summary", f"and at {text.plural(len(others), 'more place', 'more places')}")
     listed = ", ".join(f"{alert.scope} {_value(alert)}" for alert in others)
     return tag("details", summary, tag("span", listed, class_="qw-small"))
 

@@ -1,21 +1,22 @@
 """One episode: its card, its timeline, where it was found."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, tzinfo
 from typing import Any
 
-from quantwatch.domain import Severity, Verdict
+from quantwatch.report.numbers import Number
 from quantwatch.store.messages import DEAD
 from quantwatch_dashboard import text
+from quantwatch_dashboard.components import hero
 from quantwatch_dashboard.components.alerts_table import (
     number_against,
     severity_of,
     state_badge,
     who_knows,
 )
-from quantwatch_dashboard.components.checks import moment
-from quantwatch_dashboard.components.markup import Html, join, link, table, tag
-from quantwatch_dashboard.components.verdict import severity_badge, tone
+from quantwatch_dashboard.components.markup import Html, join, link, numbers, run_link, table, tag
+from quantwatch_dashboard.components.verdict import severity_badge, severity_tone, tone
+from quantwatch_dashboard.components.words import moment
 from quantwatch_dashboard.logic import delivery_words
 from quantwatch_dashboard.logic.episode_story import Moment, value_of
 from quantwatch_dashboard.logic.episodes import Shown
@@ -29,10 +30,8 @@ _ICONS = {
 
 def card(one: Shown, now: datetime, zone: tzinfo) -> Html:
     """Return what it is, how bad, since when, and who knows."""
-    critical = severity_of(one) is Severity.CRITICAL
-    worst = Verdict.REGRESSION if critical else Verdict.WARN
     evidence = one.listed.episode.evidence
-    head = tag("div", severity_badge(severity_of(one)), " ", state_badge(one), _flaps(one))
+    head = severity_badge(severity_of(one)), " ", state_badge(one), _flaps(one)
     what = tag("div", evidence.get("words") or one.listed.rule, class_="qw-what qw-what-small")
     knows = tag("div", tag("b", "Who knows"), who_knows(one, now, zone), class_="qw-knows")
     why = [
@@ -40,9 +39,8 @@ def card(one: Shown, now: datetime, zone: tzinfo) -> Html:
         for key in ("culprit", "drift")
         if evidence.get(key)
     ]
-    facts = tag("dl", *_facts(one, now, zone))
-    shade = tone(worst if one.is_open else None)
-    return tag("div", tag("div", head, what, *why, knows), facts, class_=f"qw-hero {shade}")
+    shade = severity_tone(severity_of(one)) if one.is_open else tone(None)
+    return hero.card(head, (what, *why, knows), _facts(one, now, zone), shade)
 
 
 def _flaps(one: Shown) -> Html:
@@ -54,9 +52,9 @@ def _flaps(one: Shown) -> Html:
     )
 
 
-def _facts(one: Shown, now: datetime, zone: tzinfo) -> Iterable[Html]:
+def _facts(one: Shown, now: datetime, zone: tzinfo) -> list[tuple[str, object]]:
     episode, evidence = one.listed.episode, one.listed.episode.evidence
-    pairs: list[tuple[str, object]] = [
+    return [
         ("check", link(one.listed.check, "check", check=one.listed.check)),
         ("candidate", one.listed.candidate or "– (the check itself)"),
         ("value", number_against(value_of(one.listed), evidence.get("threshold"))),
@@ -68,18 +66,11 @@ def _facts(one: Shown, now: datetime, zone: tzinfo) -> Iterable[Html]:
         ("baseline", run_link(evidence.get("baseline"))),
         ("alert", f"number {one.listed.alert_id}"),
     ]
-    return (part for key, value in pairs for part in (tag("dt", key), tag("dd", value)))
 
 
 def _peak(one: Shown) -> str:
     episode = one.listed.episode
-    peak = text.plain_kind(episode.peak_value, episode.peak_kind)
-    return "–" if peak is None else text.number(peak)
-
-
-def run_link(run_id: object) -> object:
-    """Return a link to a run, a dash without one."""
-    return link(f"…{str(run_id)[-8:]}", "run", run=str(run_id)) if run_id else "–"
+    return text.or_dash(text.plain(Number(episode.peak_value, episode.peak_kind)))
 
 
 def timeline(moments: Sequence[Moment], now: datetime, zone: tzinfo) -> Html:
@@ -96,7 +87,10 @@ def _moment(each: Moment, now: datetime, zone: tzinfo) -> Html:
     detail = tag("span", each.detail, class_="qw-sub") if each.detail else Html("")
     handed = _handed(each) if each.sent is not None else Html("")
     return tag(
-        "li", icon, tag("div", tag("b", each.what), run, detail, handed, when), class_=each.kind
+        "li",
+        icon,
+        tag("div", tag("b", each.what), run, detail, handed, when),
+        class_=f"qw-story-{each.kind}",
     )
 
 
@@ -128,25 +122,19 @@ def places(one: Shown) -> Html:
     run = str(evidence.get("run") or "")
     rows = [_place(each, run, one.listed.candidate) for each in scopes]
     more = evidence.get("more_scopes") or 0
-    headers = (
-        "Where",
-        "What",
-        tag("th", "Value", class_="n"),
-        tag("th", "Limit", class_="n"),
-        "Worst token",
-    )
-    note = tag("p", f"and {more} more", class_="qw-soft qw-small") if more else Html("")
+    headers = ["Place", "What", *numbers("Value", "Limit"), "Worst token"]
+    note = tag("p", text.more(more, 0), class_="qw-soft qw-small") if more else Html("")
     return join([table(headers, rows), note])
 
 
 def _place(each: dict[str, Any], run: str, candidate: str) -> Sequence[object]:
-    value = text.plain_kind(each.get("value"), str(each.get("value_kind")))
+    value = text.plain(Number(each.get("value"), str(each.get("value_kind", "missing"))))
     limit = each.get("threshold")
     return [
         tag("td", each.get("scope"), class_="qw-mono"),
         f"{each.get('metric')} · {each.get('statistic')}",
-        tag("td", "–" if value is None else text.number(value), class_="n qw-hot"),
-        tag("td", "–" if limit is None else text.number(float(limit)), class_="n"),
+        tag("td", text.or_dash(value), class_="qw-n qw-hot"),
+        tag("td", text.or_dash(limit), class_="qw-n"),
         _token(each, run, candidate),
     ]
 
@@ -154,7 +142,7 @@ def _place(each: dict[str, Any], run: str, candidate: str) -> Sequence[object]:
 def _token(each: dict[str, Any], run: str, candidate: str) -> object:
     prompt, position = each.get("prompt"), each.get("position")
     if prompt is None or position is None or not run:
-        return "–"
-    where = {"run": run, "candidate": candidate, "prompt": str(prompt), "position": str(position)}
+        return text.NONE
+    where = {"run": run, "candidate": candidate, "prompt": str(prompt), "token": str(position)}
     where["layer"] = place_key(str(each.get("scope")))
     return link(f"prompt {prompt}, token {position}", "run", **where)

@@ -4,12 +4,14 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, tzinfo
 
 from quantwatch.domain import Severity, Verdict
+from quantwatch.report.numbers import Number
 from quantwatch_dashboard import text
-from quantwatch_dashboard.components.checks import moment
-from quantwatch_dashboard.components.markup import Html, join, link, table, tag
-from quantwatch_dashboard.components.verdict import Mark, pill, severity_badge, tone
+from quantwatch_dashboard.components.markup import Html, join, link, numbers, table, tag
+from quantwatch_dashboard.components.verdict import pill, severity_badge, severity_tone, tone
+from quantwatch_dashboard.components.words import moment
 from quantwatch_dashboard.logic.episode_story import REASONS, value_of
 from quantwatch_dashboard.logic.episodes import Receiver, Shown
+from quantwatch_dashboard.logic.marks import Mark
 
 _STATES = {
     "pending": Mark("…", "Not told yet"),
@@ -27,23 +29,22 @@ _RECEIVERS = {
 
 def open_table(found: Iterable[Shown], now: datetime, zone: tzinfo) -> Html:
     """Return one row per open episode, in the given order."""
-    headers = ("Severity", "Alert", "Found", tag("th", "Value", class_="n"), "Who knows", "")
-    return table(headers, (_open_row(one, now, zone) for one in found), "qw-episodes")
+    headers = ["Severity", "Alert", "Found", *numbers("Value"), "Who knows", ""]
+    rows = (_open_row(one, now, zone) for one in found)
+    return table(headers, rows, cards=("Value", "Who knows"))
 
 
 def ended_table(found: Iterable[Shown], now: datetime, zone: tzinfo) -> Html:
     """Return one row per past episode, in the given order."""
-    headers = ("Severity", "Alert", "Lasted", tag("th", "Peak", class_="n"), "Why it ended", "")
-    return table(headers, (_ended_row(one, now, zone) for one in found), "qw-episodes")
+    headers = ["Severity", "Alert", "Lasted", *numbers("Peak"), "Why it ended", ""]
+    return table(headers, (_ended_row(one, now, zone) for one in found), cards=("Peak",))
 
 
 def state_badge(one: Shown) -> Html:
     """Return icon and word of a state."""
     shown = _STATES.get(one.listed.state, Mark("?", one.listed.state))
     if one.listed.state == "firing":
-        own = severity_of(one)
-        worst = own is Severity.CRITICAL
-        return pill(shown, tone(Verdict.REGRESSION if worst else Verdict.WARN))
+        return pill(shown, severity_tone(severity_of(one)))
     return pill(shown, tone(Verdict.IMPROVEMENT if one.listed.state == "recovering" else None))
 
 
@@ -65,7 +66,7 @@ def who_knows(one: Shown, now: datetime, zone: tzinfo) -> Html:
 
 def number_against(value: float | None, threshold: object) -> str:
     """Return a value with the limit that it is beyond."""
-    shown = "–" if value is None else text.number(value)
+    shown = text.or_dash(value)
     limit = threshold if isinstance(threshold, int | float) else None
     return shown if limit is None else f"{shown} (limit {text.number(float(limit))})"
 
@@ -78,13 +79,13 @@ def _open_row(one: Shown, now: datetime, zone: tzinfo) -> Sequence[object]:
     value = value_of(one.listed)
     return [
         tag("td", severity_badge(severity_of(one)), tag("span", state_badge(one), class_="qw-sub")),
-        tag("td", _name(one), _about(one), class_="name"),
+        tag("td", _name(one), _about(one), class_="qw-name"),
         tag("td", evidence.get("words") or "", tag("span", "since ", since, _runs(one),
-            class_="qw-sub"), class_="words"),
-        tag("td", "–" if value is None else text.number(value),
-            tag("span", threshold, class_="qw-sub"), class_="n qw-hot", data_label="Value"),
-        tag("td", who_knows(one, now, zone), class_="words", data_label="Who knows"),
-        tag("td", _open(one), class_="n"),
+            class_="qw-sub"), class_="qw-text"),
+        tag("td", text.or_dash(value),
+            tag("span", threshold, class_="qw-sub"), class_="qw-n qw-hot"),
+        tag("td", who_knows(one, now, zone), class_="qw-text"),
+        tag("td", _open(one), class_="qw-n"),
     ]  # fmt: skip
 
 
@@ -93,17 +94,17 @@ def _ended_row(one: Shown, now: datetime, zone: tzinfo) -> Sequence[object]:
     assert episode.resolved_at is not None, "only past episodes have an end"
     reason = str(episode.resolve_reason or "")
     told = ", ".join(episode.told) or "nobody was told"
-    lasted = text.duration((episode.resolved_at - episode.opened_at).total_seconds())
-    peak = text.plain_kind(episode.peak_value, episode.peak_kind)
+    lasted = text.took(episode.opened_at, episode.resolved_at)
+    peak = text.plain(Number(episode.peak_value, episode.peak_kind))
     ended = tag("span", "ended ", moment(episode.resolved_at, now, zone), class_="qw-sub")
     return [
         tag("td", severity_badge(severity_of(one))),
-        tag("td", _name(one), _about(one), class_="name"),
+        tag("td", _name(one), _about(one), class_="qw-name"),
         tag("td", lasted, _runs(one), ended),
-        tag("td", "–" if peak is None else text.number(peak), class_="n", data_label="Peak"),
+        tag("td", text.or_dash(peak), class_="qw-n"),
         tag("td", REASONS.get(reason, reason), tag("span", f"told: {told}", class_="qw-sub"),
-            class_="words"),
-        tag("td", _open(one), class_="n"),
+            class_="qw-text"),
+        tag("td", _open(one), class_="qw-n"),
     ]  # fmt: skip
 
 
@@ -118,8 +119,7 @@ def _about(one: Shown) -> Html:
 
 
 def _runs(one: Shown) -> Html:
-    count = one.listed.episode.num_runs
-    return tag("span", f" · {count} run{'s' if count != 1 else ''}")
+    return tag("span", f" · {text.plural(one.listed.episode.num_runs, 'run')}")
 
 
 def _open(one: Shown) -> Html:
@@ -150,10 +150,8 @@ def _chip(receiver: Receiver) -> Html:
 def _overlays(one: Shown, now: datetime, zone: tzinfo) -> list[Html]:
     found = []
     if one.silence is not None:
-        ends = tag("time", text.until(one.silence.ends_at, now),
-                   title=text.instant(one.silence.ends_at, zone))  # fmt: skip
         said = f"silenced by {one.silence.author}, ends "
-        found.append(tag("div", said, ends, class_="qw-sub"))
+        found.append(tag("div", said, moment(one.silence.ends_at, now, zone), class_="qw-sub"))
     if one.in_maintenance:
         words = "in a maintenance window: kept, not told"
         found.append(tag("div", words, class_="qw-sub"))

@@ -24,7 +24,7 @@ def card(run: UnendedRun, now: datetime, zone: tzinfo) -> Html:
     if run.cancel_requested_at is not None:
         known.append(("cancelled", f"asked {text.age(run.cancel_requested_at, now)}"))
     head = tag("h2", stage[:1].upper() + stage[1:])
-    asked = tag("p", f"As of {now.astimezone(zone):%H:%M:%S}; asked again every few seconds.",
+    asked = tag("p", f"As of {text.second(now, zone)}; asked again every few seconds.",
                 class_="qw-soft qw-small")  # fmt: skip
     return tag("div", head, progress.bar(run), facts(known), asked, class_="qw-state qw-live",
                role="status")  # fmt: skip
@@ -37,16 +37,15 @@ def table_of(tries: Sequence[Attempt], now: datetime, zone: tzinfo) -> Html:
 
 
 def _row(attempt: Attempt, now: datetime, zone: tzinfo) -> list[object]:
-    took = ((attempt.ended_at or now) - attempt.started_at).total_seconds()
     who = tag("span", f"{attempt.host}, process {attempt.pid}", class_="qw-sub")
     return [
         str(attempt.number),
-        tag("td", attempt.worker, who, class_="name"),
+        tag("td", attempt.worker, who, class_="qw-name"),
         tag("td", text.instant(attempt.started_at, zone)),
-        text.duration(max(0.0, took)),
+        text.took(attempt.started_at, attempt.ended_at or now),
         attempt.outcome or "under way",
         text.size(attempt.peak_memory_bytes),
-        tag("td", _reason(attempt), class_="words"),
+        tag("td", _reason(attempt), class_="qw-text"),
     ]
 
 
@@ -54,7 +53,7 @@ def _reason(attempt: Attempt) -> Html:
     named = " · ".join(word for word in (attempt.reason_code, attempt.error_class) if word)
     head = tag("span", named, class_="qw-mono qw-small") if named else Html("")
     if not attempt.message:
-        return tag("span", head, "" if named else "–")
+        return tag("span", head, "" if named else text.NONE)
     lines = attempt.message.strip()
     said = tag("pre", text.readable(lines), class_="qw-code qw-mono")
     if lines.count("\n") > 6:

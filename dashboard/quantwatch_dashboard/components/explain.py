@@ -1,8 +1,10 @@
 """Hover cards: what a metric is, in a sentence, from the one table of metrics."""
 
 import math
+from collections.abc import Mapping
 
 from quantwatch.metrics.registry import METRICS, MetricSpec
+from quantwatch_dashboard.components import markup
 from quantwatch_dashboard.components.markup import Html, tag
 
 _BETTER = {
@@ -26,6 +28,11 @@ def _sentence(spec: MetricSpec) -> str:
 
 def _best(value: float) -> str:
     return f"{value:g}" if math.isfinite(value) else "+∞"
+
+
+def numbers(columns: Mapping[str, str]) -> list[Html]:
+    """Return headers of columns of numbers; each name is explained by a metric, "" by none."""
+    return markup.numbers(*(term(slug, name) if slug else name for name, slug in columns.items()))
 
 
 def term(slug: str, shown: object = None) -> Html:

@@ -7,10 +7,11 @@ from quantwatch_dashboard import queries
 from quantwatch_dashboard.charts.layers import layer_chart
 from quantwatch_dashboard.components.explain import term
 from quantwatch_dashboard.components.markup import Html, tag
+from quantwatch_dashboard.logic import naming
 from quantwatch_dashboard.logic.cells import Kind, value_text
 from quantwatch_dashboard.logic.focus import Focus
 from quantwatch_dashboard.logic.grid import TokenGrid
-from quantwatch_dashboard.logic.lines import LayerLine
+from quantwatch_dashboard.logic.lines import Guides, LayerLine
 
 _HOW = {
     "log": "Colors are logarithmic",
@@ -59,6 +60,8 @@ def profile(focus: Focus, grid: TokenGrid) -> go.Figure:
         strong = candidate.name == focus.candidate.name
         line = [values.get(scope) for scope in grid.scopes]
         lines.append(LayerLine(candidate.name, index, line, strong=strong))
-    spec = METRICS[focus.metric]
-    unit = spec.title if spec.unit == "1" else f"{spec.title}, {spec.unit}"
-    return layer_chart(lines, grid.scopes, unit=unit, chosen=focus.layer)
+    is_log = METRICS[focus.metric].log_scale
+    unit = naming.axis(focus.metric)
+    return layer_chart(
+        lines, grid.scopes, unit=unit, is_log=is_log, guides=Guides(None, focus.layer)
+    )

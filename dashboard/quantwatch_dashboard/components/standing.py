@@ -7,11 +7,13 @@ from datetime import datetime, tzinfo
 from quantwatch.domain import Verdict
 from quantwatch.store.states import CheckState
 from quantwatch_dashboard import text
-from quantwatch_dashboard.components.checks import chips, moment, open_alerts, times
-from quantwatch_dashboard.components.markup import Html, join, link, tag
+from quantwatch_dashboard.components import hero
+from quantwatch_dashboard.components.checks import chips, open_alerts
+from quantwatch_dashboard.components.markup import Html, join, run_link, tag
 from quantwatch_dashboard.components.run_list import changed_words
 from quantwatch_dashboard.components.schedule import next_run, next_runs, words
 from quantwatch_dashboard.components.verdict import badge, tone
+from quantwatch_dashboard.components.words import moment, times
 from quantwatch_dashboard.logic import standings
 from quantwatch_dashboard.logic.history import Change
 from quantwatch_dashboard.logic.summaries import CheckSummary
@@ -35,16 +37,13 @@ def card(check: CheckSummary, known: Known, now: datetime, zone: tzinfo) -> Html
     verdict = check.decided.verdict if check.decided is not None else None
     shown = tag("span", "No verdict") if run is None else badge(run.status, run.verdict)
     since = [" since ", moment(check.since, now, zone)] if check.since is not None else []
-    left = tag(
-        "div",
-        tag("div", shown, tag("span", *since, class_="qw-soft")),
+    body = (
         tag("div", headline(check, known.fault), class_="qw-what"),
         tag("div", *_sentences(check, known, now), class_="qw-words"),
         chips(check),
     )
-    pairs = (part for key, value in _facts(check, known.silenced, now, zone)
-             for part in (tag("dt", key), tag("dd", value)))  # fmt: skip
-    return tag("div", left, tag("dl", *pairs), class_=f"qw-hero {tone(verdict)}")
+    head = shown, tag("span", *since, class_="qw-soft")
+    return hero.card(head, body, _facts(check, known.silenced, now, zone), tone(verdict))
 
 
 def headline(check: CheckSummary, fault: str) -> str:
@@ -110,8 +109,8 @@ def _began(changes: Sequence[Change]) -> Iterator[object]:
     yield "In the run where it began, something changed: "
     for i, said in enumerate(told[:_MOST_CHANGES]):
         yield join(["; " if i else "", said])
-    if (more := len(told) - _MOST_CHANGES) > 0:
-        yield f"; and {more} more"
+    if more := text.more(len(told), _MOST_CHANGES):
+        yield f"; {more}"
     yield "."
 
 
@@ -121,8 +120,8 @@ def _facts(
     state = check.state
     yield "next run", next_run(state, now, zone)
     if state.timetable is not None and state.pause is None:
-        later = [text.instant(at, zone)[:16] for at in next_runs(state.timetable, now)]
-        yield "then", ", ".join(later[1:]) or "–"
+        later = [text.minute(at, zone) for at in next_runs(state.timetable, now)]
+        yield "then", ", ".join(later[1:]) or text.NONE
     elif state.timetable is not None:
         yield "schedule", words(state.timetable.settings)
     yield "open alerts", open_alerts(check, silenced)
@@ -130,7 +129,7 @@ def _facts(
     yield "last success", "never" if last is None else moment(last, now, zone)
     yield "baseline", baseline(state)
     suite = check.decided.suite_name if check.decided is not None else state.config.get("suite")
-    yield "suite", str(suite or "–")
+    yield "suite", str(suite or text.NONE)
     if state.unhealthy_runs:
         yield "without results", f"{state.unhealthy_runs} runs in a row"
 
@@ -140,6 +139,5 @@ def baseline(state: CheckState) -> object:
     kind = (state.config.get("baseline") or {}).get("kind", "pinned")
     if state.baseline_run_id is None:
         return "none is pinned" if kind == "pinned" else f"none yet: {_KINDS.get(kind, kind)}"
-    run = link(f"…{state.baseline_run_id[-8:]}", "run", run=state.baseline_run_id)
     said = "pinned run " if kind == "pinned" else f"{_KINDS.get(kind, kind)}, last "
-    return join([said, run])
+    return join([said, run_link(state.baseline_run_id)])

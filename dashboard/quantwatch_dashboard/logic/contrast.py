@@ -11,6 +11,7 @@ from quantwatch.domain import MODEL, CandidateResult, Comparison, RunResult, is_
 from quantwatch.metrics.registry import METRICS
 from quantwatch.report.figures import forward_order
 from quantwatch_dashboard import text
+from quantwatch_dashboard.logic import naming
 from quantwatch_dashboard.logic.figures import figures_of
 
 Tests = Mapping[tuple[str, str], Comparison]
@@ -43,7 +44,7 @@ class Side:
     def value(self, metric: str, scope: str = MODEL, statistic: str = "mean") -> float | None:
         """Return one number; NaN and ±∞ as themselves, None when it was not measured."""
         figures = figures_of(self.candidate)
-        if metric == "ppl_ratio":
+        if metric == naming.PPL_RATIO:
             return text.plain(figures.perplexities[2])
         return text.plain(figures.number(metric, scope, statistic))
 
@@ -167,16 +168,11 @@ def summary(rows: Sequence[Row]) -> Mark:
 
 
 def _names(rows: Sequence[Row]) -> str:
-    return ", ".join(dict.fromkeys(title(row.metric) for row in rows))
-
-
-def title(metric: str) -> str:
-    """Return a metric's name, the derived ones included."""
-    return "Perplexity ratio" if metric == "ppl_ratio" else METRICS[metric].title
+    return ", ".join(dict.fromkeys(naming.title(row.metric) for row in rows))
 
 
 def _direction(metric: str) -> str:
-    return "lower" if metric == "ppl_ratio" else METRICS[metric].direction
+    return "lower" if metric == naming.PPL_RATIO else METRICS[metric].direction
 
 
 def _noise(a: Side, b: Side, metric: str, scope: str) -> float:

@@ -1,4 +1,4 @@
-"""Episodes of alerts as the page shows them: who knows, what keeps them quiet, filters. Pure."""
+"""Episodes of alerts as the page shows them: who knows, what keeps them quiet, address. Pure."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -8,6 +8,7 @@ from quantwatch.alerts.silences import matches
 from quantwatch.store.alert_history import ENDED, Listed
 from quantwatch.store.messages import DEAD, DELIVERED, Addressed
 from quantwatch.store.silences import StoredSilence
+from quantwatch_dashboard import text
 
 _ORDER = ("firing", "recovering", "pending", ENDED)
 
@@ -172,5 +173,5 @@ def headline(found: Collection[Shown]) -> str:
         waiting = sum(one.listed.state == "pending" for one in found)
         return f"{waiting} waiting to be confirmed" if waiting else "No open alert"
     alone = [one for one in firing if one.listed.episode.acked_by is None]
-    counted = f"{len(firing)} alert{'s' if len(firing) > 1 else ''} open"
+    counted = f"{text.plural(len(firing), 'alert')} open"
     return f"{counted}, {len(alone)} unattended" if alone else f"{counted}, all looked after"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from quantwatch.domain import CandidateResult, RunResult
-from quantwatch.metrics.registry import METRICS
+from quantwatch_dashboard.logic import naming
 from quantwatch_dashboard.logic.cells import Kind
 
 HEADROOM = "headroom_bits"
@@ -54,10 +54,10 @@ class Focus:
     @property
     def title(self) -> str:
         """What the color bar says."""
-        spec = METRICS[self.metric]
         if self.before is None:
-            return spec.title if spec.unit == "1" else f"{spec.title}, {spec.unit}"
-        return "Headroom lost, bits" if self.metric == HEADROOM else f"{spec.title}: run ÷ baseline"
+            return naming.axis(self.metric)
+        lost = self.metric == HEADROOM
+        return "Headroom lost, bits" if lost else f"{naming.title(self.metric)}: run ÷ baseline"
 
     @property
     def file_name(self) -> str:

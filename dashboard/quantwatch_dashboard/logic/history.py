@@ -15,6 +15,7 @@ from quantwatch.domain.drift import ABSENT
 from quantwatch.errors import ConfigError
 from quantwatch.store.marks import CandidateMark, RunMark
 from quantwatch.store.records import SeriesPoint
+from quantwatch_dashboard.logic.leaves import leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def _records(before: Iterator[tuple[str, Any]], now: Iterator[tuple[str, Any]]) 
     for (prefix, old), (_, new) in zip(before, now, strict=False):
         # Runs made with the same share their records: nothing is compared for most of them.
         if old is not new and old != new:
-            found += _differences(dict(_leaves(prefix, old)), dict(_leaves(prefix, new)))
+            found += _differences(dict(leaves(old, prefix)), dict(leaves(new, prefix)))
     return tuple(found)
 
 
@@ -79,20 +80,6 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Jso
         value, known = new.get(name, ABSENT), old.get(name, ABSENT)
         if value != known:
             yield {"name": name, "part": part_of(name), "value": value, "baseline": known}
-
-
-def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of tables and lists as dotted names."""
-    inner: Iterator[tuple[Any, Any]]
-    if isinstance(value, Mapping):
-        inner = iter(value.items())
-    elif isinstance(value, list | tuple):
-        inner = iter(enumerate(value))
-    else:
-        yield prefix, value
-        return
-    for key, each in inner:
-        yield from _leaves(f"{prefix}.{key}" if prefix else str(key), each)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quantwatch.baselines.comparable import short
 from quantwatch.domain import Variant
 from quantwatch_dashboard import text
 from quantwatch_dashboard.logic.contrast import Side
-
-_DIGEST = 40
-"""Letters of the shortest digest."""
+from quantwatch_dashboard.logic.leaves import leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +29,7 @@ def facts(a: Side, b: Side) -> tuple[Fact, ...]:
     """Return everything that tells the sides apart, or might: settings, digests, versions."""
     ours, theirs = dict(_identity(a)), dict(_identity(b))
     names = dict.fromkeys((*ours, *theirs))
-    return tuple(Fact(*key, ours.get(key, "–"), theirs.get(key, "–")) for key in names)
+    return tuple(Fact(*key, ours.get(key, text.NONE), theirs.get(key, text.NONE)) for key in names)
 
 
 def _identity(side: Side) -> Iterator[tuple[tuple[str, str], str]]:
@@ -45,7 +42,7 @@ def _identity(side: Side) -> Iterator[tuple[tuple[str, str], str]]:
     yield from _settings("candidate", _own_settings(result.config, side.candidate.name))
     yield from _variant("reference", result.reference)
     yield from _settings("reference", result.config.get("reference"))
-    for name, value in _leaves("", result.environment):
+    for name, value in leaves(result.environment, lists=False):
         yield ("environment", name), _shown(value)
 
 
@@ -53,7 +50,7 @@ def _variant(group: str, variant: Variant | None) -> Iterator[tuple[tuple[str, s
     if variant is None:
         yield (group, "loaded"), "no"
         return
-    for name, value in _leaves("", variant.source):
+    for name, value in leaves(variant.source, lists=False):
         yield (group, f"source {name}"), _shown(value)
     for name in variant.fingerprint.__slots__:
         yield (group, name), _shown(getattr(variant.fingerprint, name))
@@ -69,23 +66,11 @@ def _own_settings(config: Mapping[str, Any], name: str) -> Any:
 
 def _settings(group: str, settings: Any) -> Iterator[tuple[tuple[str, str], str]]:
     """Yield what was written in the check; what is at its default is written as nothing."""
-    for name, value in _leaves("", settings or {}):
+    for name, value in leaves(settings or {}, lists=False):
         if value not in (None, "", [], {}):
             yield (group, f"setting {name}"), _shown(value)
 
 
-def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _leaves(f"{prefix}.{key}" if prefix else str(key), inner)
-    elif isinstance(value, list | tuple) and any(isinstance(each, Mapping) for each in value):
-        for place, inner in enumerate(value):
-            yield from _leaves(f"{prefix}.{place}", inner)
-    else:
-        yield prefix, value
-
-
 def _shown(value: Any) -> str:
     shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    is_digest = len(shown) >= _DIGEST and set(shown) <= set("0123456789abcdef")
-    return short(shown) if is_digest or not shown else shown
+    return text.digest(shown) or text.NONE

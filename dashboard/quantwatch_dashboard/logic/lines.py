@@ -23,6 +23,17 @@ class LayerLine:
 
 
 @dataclass(frozen=True, slots=True)
+class Guides:
+    """Places that a picture over the layers points out: what broke, and what the reader chose."""
+
+    culprit: str | None = None
+    chosen: str | None = None
+
+
+NO_GUIDES = Guides()
+
+
+@dataclass(frozen=True, slots=True)
 class Blamed:
     """One candidate's places, with both errors of each."""
 

@@ -83,7 +83,7 @@ def deliveries(counts: dict[str, int], oldest: datetime | None, now: datetime) -
     is_open, dead = sum(counts.get(state, 0) for state in OPEN), counts.get("dead", 0)
     late = oldest is not None and now - oldest > _OLD_DELIVERY
     told = f"oldest {text.age(oldest, now)}" if oldest is not None else "nothing waits"
-    letters = f"{dead:,} dead letter{'s' if dead != 1 else ''}"
+    letters = text.plural(dead, "dead letter")
     return Figure("Deliveries", f"{is_open:,} open", f"{told}; {letters}", bad=late or dead > 0)
 
 
@@ -94,7 +94,7 @@ def room(total_bytes: int, disk: tuple[int, int] | None) -> Figure:
     else:
         free, whole = disk
         judged = room_of(free / whole)
-        detail = f"{text.size(free)} free ({100 * free / whole:.0f} %){_ROOM[judged]}"
+        detail = f"{text.size(free)} free ({text.share(free / whole)}){_ROOM[judged]}"
         bad = judged is not Room.ENOUGH
     return Figure("Database", text.size(total_bytes), detail, bad)
 
@@ -102,7 +102,7 @@ def room(total_bytes: int, disk: tuple[int, int] | None) -> Figure:
 def trouble(failed: int, quarantined: int, parts: Iterable[Seen]) -> Figure:
     """Say what failed and is still open, and whether the configuration can't be applied."""
     broken = any(part.details.get("config_trouble") for part in parts if not is_silent(part))
-    detail = f"{quarantined} check{'s' if quarantined != 1 else ''} in quarantine"
+    detail = f"{text.plural(quarantined, 'check')} in quarantine"
     detail += "; the configuration is broken" if broken else ""
     bad = failed > 0 or quarantined > 0 or broken
     return Figure("Failed tasks", f"{failed:,} open", detail, bad)

@@ -10,8 +10,8 @@ from quantwatch.domain import Verdict
 from quantwatch.store.states import Timetable
 from quantwatch_dashboard.logic.ranking import rank
 from quantwatch_dashboard.logic.summaries import CheckSummary
+from quantwatch_dashboard.text import ANY
 
-ANY = "any"
 NO_VERDICT = "none"
 VERDICTS = (ANY, *(verdict.value for verdict in Verdict), NO_VERDICT)
 STATES = (ANY, "alerts", "trouble", "running", "paused", "overdue")

@@ -7,26 +7,13 @@ from datetime import datetime
 
 import numpy as np
 
-from quantwatch.config.default_rules import DEFAULT_RULES
-from quantwatch.domain import Json, RunStatus
+from quantwatch.domain import RunStatus
+from quantwatch.store.kinds import from_kind
 from quantwatch.store.records import RunSummary
 from quantwatch.store.states import CheckState, RecentRun, UnendedRun
+from quantwatch_dashboard.logic.bands import Band, headline_band
 from quantwatch_dashboard.logic.grid import TokenGrid, TokenPlace
 from quantwatch_dashboard.logic.lines import Sparkline
-
-_DECIDING = "baseline-kl"
-"""The rule that judges the headline against the baseline."""
-_NOISE_FLOORS = 3
-_KINDS = {"nan": math.nan, "posinf": math.inf, "neginf": -math.inf}
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """What the headline is compared with: a change within it is no regression."""
-
-    baseline: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +35,6 @@ class CheckSummary:
     trends: tuple[Sparkline, ...]
     bands: tuple[Band | None, ...]
     now: tuple[float | None, ...]
-    num_runs: int
     tags: tuple[str, ...]
     state: CheckState
 
@@ -115,7 +101,6 @@ def summarize(state: CheckState) -> CheckSummary:
         trends=trends,
         bands=tuple(_band(state, name) for name in names),
         now=tuple(None if at is None else trend.values[at] for trend in trends),
-        num_runs=len(state.recent),
         tags=tuple(state.config.get("tags", ())),
         state=state,
     )
@@ -131,31 +116,15 @@ def _candidate_names(state: CheckState) -> tuple[str, ...]:
 
 def _trend(index: int, name: str, recent: Sequence[RecentRun]) -> Sparkline:
     found = [next((h for h in run.headlines if h.candidate == name), None) for run in recent]
-    return Sparkline(index, [None if h is None else _KINDS.get(h.kind, h.value) for h in found])
+    return Sparkline(index, [None if h is None else from_kind(h.value, h.kind) for h in found])
 
 
 def _band(state: CheckState, candidate: str) -> Band | None:
-    """Return what the rule on the headline allows: its least effect, or three noise floors.
-
-    None also where the two runs did not measure the same in the same way.
-    """
+    """Return what the headline is compared with; None where the two runs can't be compared."""
     known = state.baseline.get(candidate)
-    if known is None or known.value is None or state.differs:
+    if known is None or state.differs:
         return None
-    floors = [run.floor for run in state.recent if run.floor is not None]
-    half = max(_least_effect(state.config, candidate), _NOISE_FLOORS * (floors or [0.0])[-1])
-    return Band(known.value, max(0.0, known.value - half), known.value + half)
-
-
-def _least_effect(config: Json, candidate: str) -> float:
-    """Return `min_effect` of the rule: as the candidate has it, the check, or by default."""
-    own = [c.get("rules", ()) for c in config.get("candidates", ()) if c["name"] == candidate]
-    for rules in (*own, config.get("rules", ())):
-        for rule in rules:
-            if rule["name"] == _DECIDING and rule.get("min_effect") is not None:
-                return float(rule["min_effect"])
-    default = next(rule for rule in DEFAULT_RULES if rule.name == _DECIDING)
-    return default.min_effect or 0.0
+    return headline_band(known.value, [r.floor for r in state.recent], state.config, candidate)
 
 
 @dataclass(frozen=True, slots=True)

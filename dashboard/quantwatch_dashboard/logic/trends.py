@@ -1,17 +1,16 @@
 """One statistic of a check over its runs, ready to be drawn: lines, limits, marks. Pure."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from quantwatch.domain import Verdict
+from quantwatch.store.kinds import from_kind
 from quantwatch.store.marks import RunMark
 from quantwatch.store.records import SeriesPoint
 from quantwatch_dashboard.logic.history import Change, Limit
 
-_KINDS = {"nan": math.nan, "posinf": math.inf, "neginf": -math.inf}
-_NOISE_FLOORS = 3
 MOST_POINTS = 6_000
 """Of all candidates together: more are thinned out, so that a figure stays below 2 MB."""
 MOST_MARKS = 400
@@ -74,16 +73,13 @@ class Trend:
         return next((line for line in self.lines if line.name == self.strong), None)
 
 
-def value_of(point: SeriesPoint) -> float | None:
-    """Return what was measured, NaN and infinities as themselves, None when nothing was."""
-    return _KINDS.get(point.kind, point.value)
-
-
 def lines_of(points: Sequence[SeriesPoint], order: Sequence[str]) -> tuple[Line, ...]:
     """Return one line per candidate; those that are not in `order` (any more) come last."""
     found: dict[str, list[Point]] = {name: [] for name in order}
     for each in points:
-        at = Point(each.run_id, each.started_at, value_of(each), each.verdict, each.se)
+        at = Point(
+            each.run_id, each.started_at, from_kind(each.value, each.kind), each.verdict, each.se
+        )
         found.setdefault(each.candidate, []).append(at)
     indexed = enumerate(found.items())
     return tuple(Line(name, i, tuple(points)) for i, (name, points) in indexed if points)
@@ -157,15 +153,3 @@ def _standing_out(lines: Sequence[Line]) -> dict[str, float]:
                 far = abs(point.value) / middle if math.isfinite(point.value) else math.inf
                 found[point.run_id] = max(found.get(point.run_id, 0.0), far, 1 / (far or 1.0))
     return found
-
-
-def noise_band(
-    baseline: float | None, floors: Mapping[str, float | None], *, is_log: bool
-) -> tuple[float, float] | None:
-    """Return baseline ± three noise floors of the newest run that has one; None without either."""
-    known = [floor for floor in floors.values() if floor is not None]
-    if baseline is None or not known or not math.isfinite(baseline):
-        return None
-    half = _NOISE_FLOORS * known[-1]
-    low = baseline - half
-    return (max(low, 0.0) if is_log else low), baseline + half

@@ -20,7 +20,7 @@ def headline(found: Sequence[CheckSummary]) -> str:
     verdicts = _verdicts(found)
     regressions = verdicts.count(Verdict.REGRESSION)
     if regressions:
-        return "1 regression" if regressions == 1 else f"{regressions} regressions"
+        return text.plural(regressions, "regression")
     if not found:
         return "No check is configured"
     if not verdicts:
@@ -37,7 +37,7 @@ def headline(found: Sequence[CheckSummary]) -> str:
 def counts(found: Sequence[CheckSummary]) -> str:
     """Return how many checks there are, and how many were not measured lately."""
     checks, unfinished = len(found), _num_unfinished(found)
-    counted = f"{checks} check{'s' if checks != 1 else ''}"
+    counted = text.plural(checks, "check")
     return f"{counted}, {unfinished} not measured lately" if unfinished else counted
 
 
@@ -72,8 +72,8 @@ def _worse(found: Sequence[CheckSummary], faults: Mapping[str, str], now: dateti
         )
         return f"Not worse: {whole[0].lower()}{whole[1:]} breaches a rule that makes a regression."
     told = [_named(check, faults, now) for check in named(found)]
-    more = number - len(told)
-    return f"Worse: {'; '.join(told)}{f'; and {more} more' if more else ''}."
+    more = text.more(number, len(told))
+    return f"Worse: {'; '.join(told)}{f'; {more}' if more else ''}."
 
 
 def _named(check: CheckSummary, faults: Mapping[str, str], now: datetime) -> str:

@@ -10,7 +10,6 @@ from quantwatch.baselines.series import compare_candidate
 from quantwatch.domain import Comparison, RunResult, Scope
 from quantwatch.store import blocks
 from quantwatch.store.records import RunSummary
-from quantwatch_dashboard import clock
 from quantwatch_dashboard.logic.contrast import TESTED, family
 from quantwatch_dashboard.queries import runs
 from quantwatch_dashboard.queries.connection import LONG_S, database
@@ -38,13 +37,6 @@ def usual_other(given: str, result: RunResult) -> str:
     before = (r for r in recent if r.verdict is not None and r.started_at < result.started_at)
     found = next(before, None)
     return result.run_id if found is None else found.run_id
-
-
-def described(run: RunSummary | RunResult) -> str:
-    """Return a run in a line: check, when, verdict."""
-    verdict = "no verdict" if run.verdict is None else run.verdict.value
-    when = run.started_at.astimezone(clock.zone())
-    return f"{run.check} · {when:%Y-%m-%d %H:%M} · {verdict} · …{run.run_id[-6:]}"
 
 
 @st.cache_resource(ttl=LONG_S, max_entries=16, show_spinner=False)

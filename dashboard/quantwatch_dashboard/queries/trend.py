@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 
 from quantwatch.metrics.registry import METRICS
+from quantwatch.store.kinds import from_kind
 from quantwatch.store.records import SeriesPoint
 from quantwatch_dashboard.logic import trends
+from quantwatch_dashboard.logic.bands import noise_band
 from quantwatch_dashboard.logic.history import limits
 from quantwatch_dashboard.logic.summaries import CheckSummary
 from quantwatch_dashboard.logic.trends import Compared, Trend
@@ -60,11 +62,10 @@ def _compared(
     # Read by its id: a run that was pinned long ago is not among the newest ones.
     found = check_queries.points_of(given, run_id, shown)
     before = next((p for p in found if p.candidate == candidate), None)
-    baseline = None if before is None else trends.value_of(before)
+    baseline = None if before is None else from_kind(before.value, before.kind)
     band = _band(summary, shown, candidate)
     if band is None and shown[2] != _SPREAD:
-        floors = {p.run_id: p.floor for p in own}
-        band = trends.noise_band(baseline, floors, is_log=is_on_log(shown))
+        band = noise_band(baseline, [p.floor for p in own], is_log=is_on_log(shown))
     why_not = "" if baseline is not None else "the baseline run has no such value"
     words = "newest run of the window" if summary.is_rolling else "baseline"
     return Compared(baseline, band, absolute, words, why_not)

@@ -9,14 +9,12 @@ from quantwatch.errors import UserError
 from quantwatch.store.dead_letters import Delivery
 from quantwatch.store.replays import Replayed
 from quantwatch_dashboard import actions, clock, text
-from quantwatch_dashboard.components import asking, filters, page
+from quantwatch_dashboard.components import address, asking, leftovers, page
 from quantwatch_dashboard.components.alerts_endpoints import delivery_table
-from quantwatch_dashboard.components.markup import tag
 from quantwatch_dashboard.queries import alerts as alert_queries
 from quantwatch_dashboard.roles import Person, Role
+from quantwatch_dashboard.text import ANY
 
-ANY = "any"
-"""Every endpoint, in the address and in the filter."""
 _ONE, _ALL = "replay-one", "replay-all"
 _SINCE = ("24h", "1h", "7d", "30d")
 
@@ -28,11 +26,9 @@ def show(url: str, endpoint: str | None, total: int) -> None:
     if total > len(found) > 0:
         said += f" The newest {len(found)} of {total:,}; older ones are told again all at once."
     page.section("Dead letters", said)
+    leftovers.show("letters", [_ONE, _ALL] if found else [])
     if not found:
-        st.html(tag("p", "None.", class_="qw-soft"))
-        # The buttons are gone with what they told again; what came of it is not.
-        asking.show_said(_ONE)
-        asking.show_said(_ALL)
+        page.say("There is no dead letter.")
         return
     st.html(delivery_table(found, clock.now(), clock.zone()))
     left, right = st.columns([3, 2], gap="large", vertical_alignment="bottom")
@@ -44,10 +40,10 @@ def show(url: str, endpoint: str | None, total: int) -> None:
 
 def _tell_one(found: tuple[Delivery, ...]) -> None:
     letters = {one.event_id: one for one in found}
-    filters.choose("Dead letter", "event", list(letters), lambda i: _letter(letters[i]), 600)
+    address.choose("Dead letter", "event", list(letters), lambda i: _letter(letters[i]), 600)
     asking.button(
         "Tell it again",
-        lambda who: actions.replay(who, filters.chosen_now("event")),
+        lambda who: actions.replay(who, address.chosen_now("event")),
         key=_ONE,
         done=lambda count: f"{_waiting(count)}." if count else "It waits already.",
     )
@@ -55,7 +51,7 @@ def _tell_one(found: tuple[Delivery, ...]) -> None:
 
 def _tell_all(endpoint: str | None) -> None:
     whose = "every endpoint" if endpoint is None else "this endpoint"
-    since = filters.choose("All that died in the last", "since", _SINCE)
+    since = address.choose("All that died in the last", "since", _SINCE)
     asking.button(
         f"Tell all of {whose} again",
         lambda who: _replay_all(who, since, endpoint),
@@ -69,7 +65,7 @@ def _tell_all(endpoint: str | None) -> None:
 
 def _replay_all(who: Person, since: str, endpoint: str | None) -> Replayed:
     """Tell all again as it was asked. Raises UserError when another choice was made since."""
-    chosen = filters.chosen_now("since"), filters.chosen_now("endpoint")
+    chosen = address.chosen_now("since"), address.chosen_now("endpoint")
     if chosen != (since, endpoint or ANY):
         raise UserError("Another choice was made after the question; nothing was told again.")
     return actions.replay_dead(who, timedelta(seconds=seconds(since)), endpoint)
@@ -87,4 +83,4 @@ def _waiting(count: object) -> str:
 
 def _letter(one: Delivery) -> str:
     died = "" if one.ended_at is None else f" · {text.age(one.ended_at, clock.now())}"
-    return f"{one.type} · {one.subject} · to {one.endpoint}{died} · …{one.event_id[-6:]}"
+    return f"{one.type} · {one.subject} · to {one.endpoint}{died} · {text.short_id(one.event_id)}"

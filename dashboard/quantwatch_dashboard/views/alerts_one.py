@@ -6,9 +6,10 @@ from quantwatch.domain import UNDECIDED
 from quantwatch.metrics.registry import METRICS
 from quantwatch_dashboard import actions, clock, queries
 from quantwatch_dashboard.charts.judged import judged_chart
-from quantwatch_dashboard.components import alerts_story, asking, facts, page
+from quantwatch_dashboard.components import alerts_story, asking, facts, page, picture
 from quantwatch_dashboard.components.alerts_table import ended_table
 from quantwatch_dashboard.components.markup import link, tag
+from quantwatch_dashboard.logic import naming
 from quantwatch_dashboard.logic.episodes import Shown
 from quantwatch_dashboard.queries import alerts as alert_queries
 from quantwatch_dashboard.views import alerts_silences
@@ -43,17 +44,17 @@ def _values(url: str, one: Shown) -> None:
         return
     episode = one.listed.episode
     metric = METRICS.get(str(episode.evidence.get("metric")))
-    unit = one.listed.rule if metric is None else f"{metric.title}, {metric.unit}"
+    unit = one.listed.rule if metric is None else naming.axis(metric.slug)
     figure = judged_chart(
         judged,
         (episode.opened_at, episode.resolved_at or clock.now()),
-        unit=unit.removesuffix(", 1"),
+        unit=unit,
         is_log=metric is not None and metric.log_scale,
         zone=clock.zone(),
     )
     page.section("Value by run", "Dashed: the limit. Crosses breach it; the episode is shaded.")
     alt = "Value of the rule by run, against its limit"
-    st.plotly_chart(figure, key="judged", config={"displaylogo": False}, alt=alt)
+    picture.show(figure, "judged", alt, f"{one.listed.check}-{one.listed.rule}")
 
 
 def _actions(url: str, one: Shown) -> None:
@@ -65,7 +66,7 @@ def _actions(url: str, one: Shown) -> None:
             if each.state != "ended"
         ]
         said = _REPLACED if newer else "This episode is over: there is nothing to do any more."
-        st.html(tag("p", said, class_="qw-soft"))
+        page.say(said)
         return
     _acknowledge(one)
     with st.expander("Silence …", expanded=False):
@@ -86,7 +87,7 @@ def _acknowledge(one: Shown) -> None:
     number, seen = one.listed.alert_id, one.listed.episode.id
     if one.listed.episode.fired_at is None:
         words = "It has not fired yet: there is nothing to acknowledge before it is confirmed."
-        st.html(tag("p", words, class_="qw-soft"))
+        page.say(words)
         return
     asking.worded(
         "Acknowledge",

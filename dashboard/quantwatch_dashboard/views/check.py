@@ -5,8 +5,8 @@ import streamlit as st
 from quantwatch.domain import Verdict
 from quantwatch_dashboard import clock, queries
 from quantwatch_dashboard.components import page, standing, trouble
+from quantwatch_dashboard.components.address import pick
 from quantwatch_dashboard.components.markup import Html, link
-from quantwatch_dashboard.components.picker import pick
 from quantwatch_dashboard.logic import trends
 from quantwatch_dashboard.logic.summaries import CheckSummary
 from quantwatch_dashboard.queries import check as check_queries

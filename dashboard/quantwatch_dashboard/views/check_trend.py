@@ -4,15 +4,13 @@ from dataclasses import replace
 
 import streamlit as st
 
-from quantwatch.metrics.registry import METRICS
 from quantwatch_dashboard import clock, text
 from quantwatch_dashboard.charts.trend import hidden_limits, trend_chart
-from quantwatch_dashboard.components import jumps, page, trouble
+from quantwatch_dashboard.components import page, picture, trouble
+from quantwatch_dashboard.components.address import choose, flag
 from quantwatch_dashboard.components.explain import term
-from quantwatch_dashboard.components.filters import choose
 from quantwatch_dashboard.components.markup import join, tag
-from quantwatch_dashboard.components.picker import flag
-from quantwatch_dashboard.logic import standings
+from quantwatch_dashboard.logic import naming, standings
 from quantwatch_dashboard.logic.summaries import CheckSummary
 from quantwatch_dashboard.logic.trends import Trend
 from quantwatch_dashboard.queries import check as check_queries
@@ -28,23 +26,21 @@ _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "p999", "max", "min", "std")
 def show(url: str, summary: CheckSummary) -> None:
     """Show the trend; changing a picker redraws only this part."""
     page.section("Trend over the runs")
-    with st.container(horizontal=True, vertical_alignment="bottom", key="qw-trend"):
+    with st.container(horizontal=True, vertical_alignment="bottom"):
         shown, candidate, span = _pickers(url, summary)
         alone = len(summary.candidates) > 1 and flag("Only this candidate", "alone")
-    spec = METRICS.get(shown[0])
     is_log = is_on_log(shown)
     trend = shown_trend(url, summary, shown, (candidate, span))
     if alone:
         trend = replace(trend, lines=tuple(one for one in trend.lines if one.name == candidate))
-    unit = f"{spec.title if spec else shown[0]}, {spec.unit if spec else '1'}".removesuffix(", 1")
-    title = f"{unit} · {shown[2]} · {text.scope(shown[1])}"
+    title = f"{naming.axis(shown[0], shown[2])} · {text.scope(shown[1])}"
     st.html(tag("p", *_explained(shown, trend, is_log), class_="qw-soft qw-small"))
     if not any(value is not None for value in trend.values):
-        st.html(tag("p", "Nothing was measured of that in these runs.", class_="qw-note"))
+        page.note("Nothing was measured of that in these runs.")
         return
     figure = trend_chart(trend, unit=title, is_log=is_log, zone=clock.zone())
     name = f"{summary.check}-{'-'.join(shown)}"
-    run = jumps.chart(figure, "trend", f"{title} of {summary.check} over its runs", name)
+    run = picture.jump(figure, "trend", f"{title} of {summary.check} over its runs", name)
     if run is not None:
         _open(run)
 
@@ -64,8 +60,8 @@ def _pickers(url: str, summary: CheckSummary) -> tuple[Shown, str, int | None]:
     metrics = list(
         dict.fromkeys([m for m, _ in places if m == HEADLINE[0]] + [m for m, _ in places])
     )
-    metric = choose("Metric", "metric", metrics, _title, width=220)
-    scope = choose("Place", "scope", [s for m, s in places if m == metric], width=230)
+    metric = choose("Metric", "metric", metrics, naming.title, width=220)
+    scope = choose("Place", "place", [s for m, s in places if m == metric], width=230)
     statistic = choose("Statistic", "statistic", _STATISTICS, width=110)
     at = standings.lead(summary) or 0
     names = [
@@ -76,10 +72,6 @@ def _pickers(url: str, summary: CheckSummary) -> tuple[Shown, str, int | None]:
     words = {"all": "all runs"}
     span = choose("Range", "range", list(_RANGES), lambda n: words.get(n, f"{n} runs"), width=120)
     return (metric, scope, statistic), candidate, _RANGES[span]
-
-
-def _title(slug: str) -> str:
-    return METRICS[slug].title if slug in METRICS else slug
 
 
 def _explained(shown: Shown, trend: Trend, is_log: bool) -> list[object]:

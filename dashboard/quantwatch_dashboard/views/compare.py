@@ -8,8 +8,7 @@ from quantwatch.baselines.comparable import Mismatch, differing
 from quantwatch.domain import RunResult
 from quantwatch_dashboard import queries
 from quantwatch_dashboard.components import compare, page, trouble
-from quantwatch_dashboard.components.markup import tag
-from quantwatch_dashboard.components.picker import flag
+from quantwatch_dashboard.components.address import flag
 from quantwatch_dashboard.logic import contrast, identities
 from quantwatch_dashboard.logic.contrast import Side, Tests
 from quantwatch_dashboard.queries import compare as compare_queries
@@ -63,7 +62,7 @@ def _headline(a: Side, b: Side, tests: Tests, why: Sequence[Mismatch]) -> None:
     st.html(compare.headline_table(rows))
     if a.key != b.key and not tests:
         words = "The sums per prompt are not stored (any more), so nothing can be paired."
-        st.html(tag("p", words, class_="qw-note"))
+        page.note(words)
 
 
 def _facts(a: Side, b: Side) -> None:
@@ -76,4 +75,4 @@ def _facts(a: Side, b: Side) -> None:
     if shown:
         st.html(compare.fact_table(shown))
     else:
-        st.html(tag("p", "Nothing: settings, digests and versions are equal.", class_="qw-soft"))
+        page.say("Nothing: settings, digests and versions are equal.")

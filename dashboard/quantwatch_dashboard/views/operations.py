@@ -3,26 +3,27 @@
 import streamlit as st
 
 from quantwatch_dashboard import clock, queries
-from quantwatch_dashboard.components import page, service, trouble
-from quantwatch_dashboard.components.tabs import choose
+from quantwatch_dashboard.components import address, page, service, trouble
 from quantwatch_dashboard.logic import service_words
 from quantwatch_dashboard.logic.service_words import Figure
 from quantwatch_dashboard.queries import operations as operation_queries
 from quantwatch_dashboard.views import (
+    operations_audit,
     operations_database,
     operations_delivery,
+    operations_gpus,
     operations_service,
     operations_settings,
 )
 
 _EVERY_S = 5
 _PARTS = {
-    "Service": operations_service.show,
-    "Delivery": operations_delivery.show,
-    "Database": operations_database.show,
-    "GPUs": operations_database.gpus,
-    "Settings": operations_settings.show,
-    "Audit": operations_settings.audit,
+    "service": ("Service", operations_service.show),
+    "delivery": ("Delivery", operations_delivery.show),
+    "database": ("Database", operations_database.show),
+    "gpus": ("GPUs", operations_gpus.show),
+    "settings": ("Settings", operations_settings.show),
+    "audit": ("Audit", operations_audit.show),
 }
 
 
@@ -34,7 +35,8 @@ def show() -> None:
     # Before any fragment: when the database is the trouble there is one card, not two.
     operation_queries.service(url)
     _top(url)
-    _PARTS[choose("part", tuple(_PARTS))](url)
+    shown = address.tabs({name: title for name, (title, _) in _PARTS.items()})
+    _PARTS[shown][1](url)
 
 
 @st.fragment(run_every=_EVERY_S)

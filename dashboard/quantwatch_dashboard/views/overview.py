@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import streamlit as st
 
 from quantwatch_dashboard import clock, queries
-from quantwatch_dashboard.components import checks, filters, page, trouble
+from quantwatch_dashboard.components import address, checks, page, trouble
 from quantwatch_dashboard.components.markup import Html, tag
 from quantwatch_dashboard.components.verdict import tone, verdict_word
 from quantwatch_dashboard.logic import standings, verdict_words
-from quantwatch_dashboard.logic.standings import ANY, Wanted
+from quantwatch_dashboard.logic.standings import Wanted
 from quantwatch_dashboard.logic.summaries import CheckSummary
 from quantwatch_dashboard.queries.silenced import silenced
+from quantwatch_dashboard.text import ANY
 from quantwatch_dashboard.views import live
 
 _PER_PAGE = 25
@@ -21,7 +22,7 @@ _SORTS = {
     "next": "next run", "success": "oldest success", "name": "name",
 }  # fmt: skip
 _STATES = {
-    ANY: "any", "alerts": "alerts fire", "trouble": "monitor trouble", "running": "running",
+    ANY: "all states", "alerts": "alerts fire", "trouble": "monitor trouble", "running": "running",
     "paused": "paused", "overdue": "overdue",
 }  # fmt: skip
 
@@ -58,8 +59,8 @@ def _checks(url: str, found: Sequence[CheckSummary]) -> None:
         st.html(_none_fits(len(found)))
         return
     table = st.container()
-    with st.container(horizontal=True, vertical_alignment="center", key="qw-pager"):
-        first = _PER_PAGE * filters.number_of_page("page", len(shown), _PER_PAGE, wanted)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        first = _PER_PAGE * address.number_of_page("page", len(shown), _PER_PAGE, wanted)
         rows = shown[first : first + _PER_PAGE]
         if len(shown) > len(rows):
             said = f"{first + 1}–{first + len(rows)} of {len(shown)} checks"
@@ -87,15 +88,15 @@ def _wanted(found: Sequence[CheckSummary]) -> Wanted:
     """Let the reader filter, search and sort; the address keeps it."""
     numbers = standings.counted(found)
     there = [name for name in standings.VERDICTS if numbers[name]]
-    verdict = filters.pills(
+    verdict = address.pills(
         "Verdict", "verdict", there, lambda name: f"{verdict_word(name)} {numbers[name]}"
     )
-    with st.container(horizontal=True, vertical_alignment="bottom", key="qw-filters"):
-        search = filters.search("Search", "q", "check, candidate, tag …")
-        state = filters.choose("State", "state", standings.STATES, _STATES.__getitem__)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        search = address.search("Search", "q", "check, candidate, tag …")
+        state = address.choose("State", "state", standings.STATES, _STATES.__getitem__)
         tags = (ANY, *standings.tags_of(found))
-        chosen = filters.choose("Tag", "tag", tags) if len(tags) > 1 else ANY
-        sort = filters.choose("Sorted by", "sort", standings.SORTS, _SORTS.__getitem__)
+        chosen = address.choose("Tag", "tag", tags, address.every("tags")) if len(tags) > 1 else ANY
+        sort = address.choose("Sorted by", "sort", standings.SORTS, _SORTS.__getitem__)
     return Wanted(search, verdict, state, chosen, sort)
 
 
@@ -103,5 +104,5 @@ def _none_fits(number: int) -> Html:
     return trouble.state(
         "No check fits",
         f"There are {number} checks, none of which fits everything that is asked for above.",
-        "Clear the search or choose “any”.",
+        "Clear the search or choose all states.",
     )

@@ -7,9 +7,8 @@ import streamlit as st
 
 from quantwatch_dashboard import queries
 from quantwatch_dashboard.charts.heatmap import Chosen, Look, heatmap
-from quantwatch_dashboard.components import clicks, heatmap_words, window
-from quantwatch_dashboard.components.markup import tag
-from quantwatch_dashboard.components.picker import flag, pick
+from quantwatch_dashboard.components import heatmap_words, page, picture, window
+from quantwatch_dashboard.components.address import flag, pick
 from quantwatch_dashboard.logic import difference, series
 from quantwatch_dashboard.logic.focus import HEADROOM, Focus
 from quantwatch_dashboard.logic.grid import TokenGrid
@@ -30,7 +29,7 @@ def show(focus: Focus) -> None:
     """Show one metric of one candidate; sampled metrics over all prompts unless one is wanted."""
     grid = queries.grid(focus.url, focus.key, focus.result.suite_hash)
     if grid is None:
-        st.html(tag("p", "This metric is not stored for this prompt.", class_="qw-soft"))
+        page.say("This metric is not stored for this prompt.")
         return
     one, two, three = st.columns([2, 2, 3], vertical_alignment="center")
     with one:
@@ -79,31 +78,31 @@ def _overview(focus: Focus, grid: TokenGrid, look: Look, part: tuple[int, int]) 
         f"All {len(grid.places):,} tokens, pooled so that the worst stays. The blue frame is the"
         " stretch below; a click chooses a token and moves it there."
     )
-    st.html(tag("p", words, class_="qw-soft qw-small"))
+    page.hint(words)
     coarse = replace(look, max_cells=_OVERVIEW_CELLS)
-    figure = heatmap(grid, look=coarse, chosen=Chosen(stretch=part))
+    figure = heatmap(grid, coarse, chosen=Chosen(stretch=part))
     figure.update_layout(height=240, margin_r=_COLOR_BAR)
     # One range of colors for both pictures needs one color bar.
     figure.update_traces(showscale=look.fixed is None, selector={"type": "heatmap"})
     figure.update_xaxes(showticklabels=False)
     alt = f"{look.title}, the whole prompt"
-    clicks.chart(figure, "overview", alt, f"{focus.file_name}-prompt{focus.prompt}-overview")
+    picture.choose(figure, "overview", alt, f"{focus.file_name}-prompt{focus.prompt}-overview")
 
 
 def _draw(focus: Focus, grid: TokenGrid, look: Look, key: str) -> None:
     if not grid.values.size or grid.missing.all():
-        st.html(tag("p", "Nothing of this metric was measured here.", class_="qw-soft"))
+        page.say("Nothing of this metric was measured here.")
         return
-    figure = picture(focus, grid, look)
-    clicks.chart(figure, key, f"{look.title} by layer and token", f"{focus.file_name}-{key}")
+    figure = drawn(focus, grid, look)
+    picture.choose(figure, key, f"{look.title} by layer and token", f"{focus.file_name}-{key}")
     st.html(heatmap_words.caption(grid, focus.metric, look.kind))
 
 
-def picture(focus: Focus, grid: TokenGrid, look: Look) -> go.Figure:
+def drawn(focus: Focus, grid: TokenGrid, look: Look) -> go.Figure:
     """Return a grid with the place that broke and what the reader chose."""
     marked = series.outlier(focus.result, focus.candidate)
     chosen = Chosen(focus.layer, focus.token)
-    return heatmap(grid, marked=marked, look=look, chosen=chosen)
+    return heatmap(grid, look, marked=marked, chosen=chosen)
 
 
 def _this_token(focus: Focus, grid: TokenGrid) -> None:
@@ -113,4 +112,4 @@ def _this_token(focus: Focus, grid: TokenGrid) -> None:
         return
     figure = heatmap_words.profile(focus, whole_layers(grid))
     with st.expander(f"Token {focus.position} through the layers, all candidates", expanded=False):
-        clicks.chart(figure, "profile", "The chosen token by layer", f"{focus.file_name}-token")
+        picture.choose(figure, "profile", "The chosen token by layer", f"{focus.file_name}-token")

@@ -3,17 +3,20 @@
 import streamlit as st
 
 from quantwatch.domain import CandidateResult, RunResult
-from quantwatch.metrics.registry import METRICS
 from quantwatch.store.records import StoredPrompt
 from quantwatch_dashboard import queries, text
 from quantwatch_dashboard.components import page, trouble, window
-from quantwatch_dashboard.components.markup import tag
-from quantwatch_dashboard.components.picker import pick
-from quantwatch_dashboard.logic import series
+from quantwatch_dashboard.components.address import choose, every, given, pick
+from quantwatch_dashboard.logic import naming, series
 from quantwatch_dashboard.logic.focus import MATRICES, Focus
+from quantwatch_dashboard.text import ANY
 from quantwatch_dashboard.views import run_births, run_heatmap, run_tokens, run_topk
 
-_ALONE, _BEFORE, _ANY = "alone", "baseline", "none"
+_ALONE, _BEFORE = "alone", "baseline"
+_NOT_KEPT = (
+    "No token matrices are stored for this candidate: they were dropped by retention, or never "
+    "measured."
+)
 _DRAWN = "layer-drawn"
 """The chosen layer as the charts above show it: they are drawn anew when it changes here."""
 
@@ -46,14 +49,13 @@ def show(url: str, result: RunResult, lead: CandidateResult) -> None:
     stored = {str(p.index): p for p in prompts if ("per_token", "logit_kl", p.index) in kinds}
     metrics = [m for m in MATRICES if any(kind[:2] == ("per_token", m) for kind in kinds)]
     if not stored or not metrics:
-        st.html(tag("p", "No token matrices are stored for this candidate: they were dropped by "
-                         "retention, or never measured.", class_="qw-soft"))  # fmt: skip
+        page.say(_NOT_KEPT)
         return
     default = series.default_prompt(result, candidate, list(stored))
     with two:
         prompt = pick("Prompt", "prompt", list(stored), default, lambda p: describe(stored[p]))
     with three:
-        metric = pick("Metric", "metric", metrics, metrics[0], lambda slug: METRICS[slug].title)
+        metric = pick("Metric", "metric", metrics, metrics[0], naming.title)
     with four:
         before = _before(url, result, name, metric)
     layer, position = _place(url, result, candidate, stored[prompt])
@@ -79,8 +81,8 @@ def _place(
         position = window.position(*ends, default, prompt.index)
     with two:
         taps = series.taps(result)
-        chosen = pick("Layer", "layer", [_ANY, *taps], _ANY, lambda s: "any" if s == _ANY else s)
-    layer = None if chosen == _ANY else chosen
+        chosen = choose("Layer", "layer", [ANY, *taps], every("layers"), "stretch")
+    layer = given(chosen)
     if layer != st.session_state.get(_DRAWN):
         st.rerun()
     return layer, position
@@ -96,7 +98,7 @@ def _before(url: str, result: RunResult, candidate: str, metric: str) -> RunResu
         return None
     kinds = queries.block_kinds(url, found.run_id, candidate)
     kept = any(kind[:2] == ("per_token", metric) for kind in kinds)
-    words = {_ALONE: "nothing", _BEFORE: f"baseline …{found.run_id[-6:]}"}
+    words = {_ALONE: "nothing", _BEFORE: f"baseline {text.short_id(found.run_id)}"}
     options = [_ALONE, _BEFORE] if kept else [_ALONE]
     chosen = pick("Compared with", "against", options, _ALONE, words.__getitem__)
     return found if chosen == _BEFORE else None

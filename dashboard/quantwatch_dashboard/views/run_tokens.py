@@ -5,9 +5,8 @@ import streamlit as st
 
 from quantwatch_dashboard import queries
 from quantwatch_dashboard.components import page
+from quantwatch_dashboard.components.address import pick
 from quantwatch_dashboard.components.layers import COLUMNS, layer_table, worst_first
-from quantwatch_dashboard.components.markup import tag
-from quantwatch_dashboard.components.picker import pick
 from quantwatch_dashboard.components.tokens import (
     prompt_text,
     top_caption,
@@ -53,7 +52,7 @@ def _top(focus: Focus) -> None:
     first, values = found if found is not None else (0, np.zeros((5, 0, 0)))
     at = focus.position - first
     if not 0 <= at < values.shape[1]:
-        st.html(tag("p", "The top logits of this token are not stored.", class_="qw-soft"))
+        page.say("The top logits of this token are not stored.")
         return
     words = queries.token_texts(focus.url, result)
     st.html(top_tables(values[:, at], words))
