@@ -160,7 +160,7 @@ def test_changes_are_between_runs_with_results() -> None:
     )  # fmt: skip
 
     assert [(c.run_id, c.candidate) for c in found] == [("r4", None)]
-    assert found[0].parts == ("library", "driver", "threads")
+    assert [r["part"] for r in found[0].records] == ["library", "driver", "threads"]
     assert found[0].records[1] == {
         "name": "environment.gpus.0.driver", "part": "driver", "value": "580", "baseline": "575"
     }  # fmt: skip
@@ -175,9 +175,9 @@ def test_new_weights_belong_to_their_candidate() -> None:
         [mark(1), mark(2, candidates=(gone,)), mark(3, candidates=(new,), reference={"weights_sha": "q"})]
     )  # fmt: skip
 
-    assert [(c.run_id, c.candidate, c.parts) for c in found] == [
-        ("r3", None, ("reference",)),
-        ("r3", "a", ("weights",)),
+    assert [(c.run_id, c.candidate, {r["part"] for r in c.records}) for c in found] == [
+        ("r3", None, {"reference"}),
+        ("r3", "a", {"weights"}),
     ]
 
 

@@ -88,8 +88,8 @@ def test_largest_change_is_against_the_own_baseline() -> None:
     [
         pytest.param(
             CHECKS, "1 regression",
-            "Worse: bad since 24 h (a: layers.3). Besides: 1 with a warning, 1 with a newest run "
-            "that did not finish, 1 overdue, 1 paused.", id="worse",
+            "Worse: bad since 24 h (a: layers.3). Besides: 1 with a warning, 1 with no result "
+            "from the newest run, 1 overdue, 1 paused.", id="worse",
         ),
         pytest.param(
             [check("a"), check("b")], "All checks pass",

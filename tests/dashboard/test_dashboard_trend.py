@@ -137,7 +137,7 @@ def test_changes_and_failures_are_marked_and_escaped() -> None:
     )  # fmt: skip
     figure = trend_chart(trend, unit="x", is_log=False, zone=UTC)
     found = traces(figure)
-    changed, broken = found["something changed"], found["⚡ run without results"]
+    changed, broken = found["something changed"], found["⚡ no result"]
 
     assert "&lt;b&gt;x" in changed.customdata[0][0]
     assert "gpus.0.driver: 1 → " in changed.customdata[0][0]

@@ -73,9 +73,9 @@ def test_check_without_any_result_is_on_the_overview(
         assert "never succeeded" in shown
         assert f"ewest run {status.value} " in shown
         assert ": stopped by hand" in shown
-        assert "1 not measured lately" in shown
+        assert "1 with no result lately" in shown
     assert "<h1>No regression</h1>" in beside
-    assert ("Monitor trouble" in alone) == (status is RunStatus.FAILED)
+    assert ("No result: newest run" in alone) == (status is RunStatus.FAILED)
 
 
 @pytest.mark.parametrize("name", ["overview", "run", "alerts"])
@@ -117,7 +117,7 @@ def test_overview_leads_with_the_regression(demo_url: str) -> None:
     assert "1 regression" in shown
     assert "int8-fault: layers.14.mlp.down_proj" in shown
     assert shown.index(">demo<") < shown.index(">chat-int8<")
-    assert "Monitor trouble: newest run failed" in shown
+    assert "No result: newest run failed" in shown
     assert "not enough memory" in shown
     assert shown.count("data:image/svg+xml") == 2
     assert "run?run=01JD0000000000000000000006" in shown

@@ -7,7 +7,6 @@ import plotly.graph_objects as go
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette
 from quantwatch_dashboard.charts.frame import frame, named
-from quantwatch_dashboard.charts.heatmap_marks import short
 from quantwatch_dashboard.logic.nonfinite import Birth
 
 MAX_POINTS = 4_000
@@ -62,7 +61,7 @@ def _layout(figure: go.Figure, scopes: Sequence[str], num_tokens: int) -> None:
     at = list(range(0, len(scopes), step))
     figure.update_layout(frame(min(560, 150 + 14 * min(len(scopes), 30))))
     figure.update_yaxes(
-        tickvals=at, ticktext=[text.label(short(scopes[i], marked=False)) for i in at],
+        tickvals=at, ticktext=[text.label(text.scope(scopes[i])) for i in at],
         range=[len(scopes) - 0.5, -0.5], automargin=True, zeroline=False, tickfont_size=11,
         title=named("first place that is not finite"),
     )  # fmt: skip

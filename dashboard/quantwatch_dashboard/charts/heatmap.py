@@ -58,8 +58,9 @@ def heatmap(
     scale = scale_for(look.kind, pooled.values, pooled.missing, look.fixed)
     rows = [_row_name(grid, pooled, i) for i in range(len(pooled.row_starts))]
     keys, aliases = _columns(grid, pooled)
+    names = {row: marks.culprit(row) if row == marked else text.scope(row) for row in rows}
     figure = go.Figure(_trace(grid, pooled, scale, look, (rows, keys)))
-    _layout(figure, {row: marks.short(row, marked=row == marked) for row in rows}, aliases)
+    _layout(figure, names, aliases)
     figure.update_xaxes(title=named(_axis_title(grid, pooled)))
     marks.part_prompts(figure, [grid.places[first].prompt for first in pooled.column_starts])
     if marked in rows:

@@ -17,10 +17,9 @@ _CLICKABLE = 5_000
 """Markers are elements of the page: more of them make it slow."""
 
 
-def short(row: str, *, marked: bool) -> str:
-    """Return `L14` for layers.14, `L14 mlp` for layers.14.mlp; other scopes stay."""
-    name = text.scope(row)
-    return f'<b style="color:{palette.CULPRIT}">{name}</b>' if marked else name
+def culprit(row: str) -> str:
+    """Return the label of the row that broke."""
+    return f'<b style="color:{palette.CULPRIT}">{text.scope(row)}</b>'
 
 
 def part_prompts(figure: go.Figure, prompts: list[int]) -> None:

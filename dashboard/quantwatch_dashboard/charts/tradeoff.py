@@ -31,7 +31,8 @@ def _front(drawn: Sequence[tuple[Tradeoff, float]]) -> Json:
     best = sorted((each.bits_per_weight, height) for each, height in drawn if each.is_best)
     return {
         "type": "scatter", "x": [bits for bits, _ in best], "y": [height for _, height in best],
-        "mode": "lines", "name": "front: nothing is both smaller and better", "hoverinfo": "skip",
+        "mode": "lines", "name": "Pareto front: nothing is both smaller and better",
+        "hoverinfo": "skip",
         "line": {"color": palette.MUTED, "width": 1.6, "dash": "dot", "shape": "hv"},
     }  # fmt: skip
 
@@ -40,7 +41,7 @@ def _point(each: Tradeoff, height: float) -> Json:
     color, _, _ = palette.series_style(each.index)
     drawn = shape(each.verdict)
     value = text.number(from_kind(each.value, each.kind))
-    best = "on the front" if each.is_best else "another one is smaller and better"
+    best = "on the Pareto front" if each.is_best else "another one is smaller and better"
     outline = {"width": 2.2, "color": drawn.color or color}
     symbol = "circle" if each.is_best else "circle-open"
     return {

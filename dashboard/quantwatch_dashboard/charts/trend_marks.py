@@ -58,7 +58,7 @@ def _failures(trend: Trend, zone: tzinfo) -> Json:
     return {
         "type": "scatter", "x": [clock_text(mark.started_at, zone) for mark in trend.failures],
         "y": [0.012] * len(trend.failures), "yaxis": "y2", "mode": "markers", "marker": bar,
-        "cliponaxis": False, "name": "⚡ run without results",
+        "cliponaxis": False, "name": "⚡ no result",
         "customdata": [
             [f"Run {m.status.value}", text.label(text.clip(m.reason or "", 110)), m.run_id]
             for m in trend.failures

@@ -1,4 +1,4 @@
-"""Endpoints and deliveries as rows: what was told, what waits, what is lost."""
+"""Endpoints and deliveries as rows: what was delivered, what waits, what is lost."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
@@ -50,7 +50,8 @@ def _endpoint(state: EndpointState, load: Load, now: datetime, zone: tzinfo) -> 
 def _failing(state: EndpointState, now: datetime, zone: tzinfo) -> Iterable[object]:
     if state.failing_since is None:
         return ("no",)
-    count = f"{state.num_failures} failed tries in a row, {100 * state.failure_ratio:.0f} % lately"
+    failures = text.plural(state.num_failures, "consecutive failure")
+    count = f"{failures}, rate {text.share(state.failure_ratio)}"
     since = moment(state.failing_since, now, zone)
     return tag("span", "since ", since, class_="qw-hot"), tag("span", count, class_="qw-sub")
 

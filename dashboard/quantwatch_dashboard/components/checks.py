@@ -106,16 +106,16 @@ def chips(check: CheckSummary) -> Html:
 
 
 def _trouble(check: CheckSummary, now: datetime) -> Html:
-    """Say that the newest run did not finish: shown apart from the verdict."""
+    """Say that the newest run has no result: shown apart from the verdict."""
     run = check.trouble
     if run is None:
         return Html("")
     reason = text.clip(run.reason or "no reason was recorded", 160)
     ended = f"newest run {run.status.value} {text.age(run.started_at, now)}: {reason}"
     cancelled = run.status == RunStatus.CANCELLED
-    said = f"⚡ N{ended[1:]}" if cancelled else f"⚡ Monitor trouble: {ended}"
+    said = f"⚡ N{ended[1:]}" if cancelled else f"⚡ No result: {ended}"
     if check.state.unhealthy_runs > 1:
-        said += f" ({check.state.unhealthy_runs} runs in a row without results)"
+        said += f" (no result from {check.state.unhealthy_runs} runs in a row)"
     return tag("div", tag("span", said, class_="qw-trouble"))
 
 
@@ -192,7 +192,7 @@ def open_alerts(check: CheckSummary, silenced: int) -> Html:
         )
         if number
     ]
-    below = tag("span", ", ".join(told) or "not acknowledged", class_="qw-sub")
+    below = tag("span", ", ".join(told) or "unacknowledged", class_="qw-sub")
     return join([link(counted, "alerts", check=check.check), below])
 
 

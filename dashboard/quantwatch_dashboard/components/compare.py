@@ -13,7 +13,7 @@ from quantwatch_dashboard.components.verdict import candidate_badge
 from quantwatch_dashboard.components.words import moment, swatch
 from quantwatch_dashboard.logic import naming
 from quantwatch_dashboard.logic.cells import Kind, value_text
-from quantwatch_dashboard.logic.contrast import Mark, Row, Side, mark
+from quantwatch_dashboard.logic.contrast import Finding, Row, Side, finding
 from quantwatch_dashboard.logic.grid import TokenGrid
 from quantwatch_dashboard.logic.identities import Fact
 
@@ -76,7 +76,7 @@ def headline_table(rows: Iterable[Row]) -> Html:
 
 
 def _headline(row: Row) -> Sequence[object]:
-    found = mark(row)
+    found = finding(row)
     tone = _TONES[found.tone]
     name = (
         naming.title(row.metric)
@@ -94,7 +94,7 @@ def _headline(row: Row) -> Sequence[object]:
     ]  # fmt: skip
 
 
-def icon_of(found: Mark) -> Html:
+def icon_of(found: Finding) -> Html:
     """Return the sign of a mark, which is never a color alone."""
     return tag("span", _ICONS[found.tone], aria_hidden="true")
 

@@ -40,6 +40,10 @@ def term(slug: str, shown: object = None) -> Html:
     spec = METRICS.get(slug)
     if spec is None:
         return tag("span", slug if shown is None else shown)
-    card = tag("span", _sentence(spec), class_="qw-card", role="tooltip")
-    name = spec.title if shown is None else shown
-    return tag("span", name, card, class_="qw-term", tabindex="0")
+    return explained(spec.title if shown is None else shown, _sentence(spec))
+
+
+def explained(shown: object, why: str) -> Html:
+    """Return a word with a card that explains it on hover and on focus."""
+    card = tag("span", why, class_="qw-card", role="tooltip")
+    return tag("span", shown, card, class_="qw-term", tabindex="0")

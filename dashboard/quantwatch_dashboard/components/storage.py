@@ -65,7 +65,7 @@ def _size(size: Size, total: int) -> list[object]:
 def _grows(rate: float | None) -> str:
     if rate is None:
         return text.NONE
-    return text.size(round(rate)) if rate else "as much goes as comes"
+    return text.size(round(rate)) if rate else "no growth"
 
 
 def retention(config: RetentionConfig, *, known: bool) -> Html:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantwatch_dashboard import text
+from quantwatch_dashboard.components.explain import explained
 from quantwatch_dashboard.components.markup import Html, join, link, numbers, table, tag
 from quantwatch_dashboard.logic.grid import TokenGrid, TokenPlace
 from quantwatch_dashboard.logic.summaries import WorstToken
@@ -62,14 +63,14 @@ def _heat(value: float, largest: float) -> float:
 
 _TOP_HEADERS = (
     ("logit", "in the reference"),
-    ("share", "its probability among the reference's tokens of this table: at most this"),
+    ("probability ≤", "among the reference's tokens of this table: the whole vocabulary has more"),
     ("other logit", "of the reference's token in the candidate"),
     ("difference", "candidate − reference, in logits"),
     ("rank", "in the candidate"),
 )
 _OWN_HEADERS = (
     ("logit", "in the candidate"),
-    ("share", "its probability among the candidate's tokens of this table: at most this"),
+    ("probability ≤", "among the candidate's tokens of this table: the whole vocabulary has more"),
     ("rank", "in the reference"),
 )
 
@@ -80,7 +81,7 @@ def top_tables(top: NDArray[np.float64], words: Sequence[str]) -> Html:
     `words` holds the text of each token id; ids past its end are shown as numbers.
     """
     own, other = (
-        [tag("th", name, class_="qw-n", title=why) for name, why in names]
+        numbers(*(explained(name, why) for name, why in names))
         for names in (_TOP_HEADERS, _OWN_HEADERS)
     )
     headers = ["#", "Reference's choice", *own, "Candidate's choice", *other]

@@ -10,7 +10,7 @@ import streamlit as st
 from quantwatch.errors import ConfigError, NotFoundError, QuantwatchError, UserError
 from quantwatch_dashboard import access, queries
 from quantwatch_dashboard.components.markup import Html, tag
-from quantwatch_dashboard.roles import AccessError
+from quantwatch_dashboard.roles import AccessError, Role
 
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -33,7 +33,7 @@ def guarded(view: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(view)
     def show(*args: P.args, **kwargs: P.kwargs) -> None:
-        if not access.current().may(access.Role.VIEWER):
+        if not access.current().may(Role.VIEWER):
             st.rerun()
         try:
             view(*args, **kwargs)

@@ -72,7 +72,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Finding:
     """What a difference means: `tone` is worse, better, same, or unknown."""
 
     tone: str
@@ -108,20 +108,20 @@ def apart(row: Row) -> Row:
     return replace(row, test=None, incomparable=True)
 
 
-def mark(row: Row) -> Mark:
+def finding(row: Row) -> Finding:
     """Say whether a difference is more than chance and noise, and which way it goes."""
     unknown = _untold(row)
     difference, test = row.difference, row.test
     if unknown is not None or difference is None or test is None:
-        return Mark("unknown", unknown or "not paired")
+        return Finding("unknown", unknown or "not paired")
     if difference == 0 and test.p == 1:
-        return Mark("same", "equal")
+        return Finding("same", "equal")
     if not test.established:
-        return Mark("same", "within chance")
+        return Finding("same", "within chance")
     if abs(difference) <= row.noise:
-        return Mark("same", "below the noise floor")
+        return Finding("same", "below the noise floor")
     worse = (difference > 0) == (_direction(row.metric) == "lower")
-    return Mark("worse" if worse else "better", f"clearly {'worse' if worse else 'better'}")
+    return Finding("worse" if worse else "better", f"clearly {'worse' if worse else 'better'}")
 
 
 def _untold(row: Row) -> str | None:
@@ -148,23 +148,23 @@ def family(tests: Tests) -> dict[tuple[str, str, str], Comparison]:
     }
 
 
-def summary(rows: Sequence[Row]) -> Mark:
+def summary(rows: Sequence[Row]) -> Finding:
     """Say in one line how B stands against A, by the output KL and by whatever else is clear."""
-    marks = [(row, mark(row)) for row in rows]
+    marks = [(row, finding(row)) for row in rows]
     worse = [row for row, found in marks if found.tone == "worse"]
     better = [row for row, found in marks if found.tone == "better"]
     if worse and better:
         words = f"B is worse in {_names(worse)} and better in {_names(better)}"
-        return Mark("worse", words)
+        return Finding("worse", words)
     if worse or better:
         which = worse or better
-        return Mark(
+        return Finding(
             "worse" if worse else "better",
             f"B is clearly {'worse' if worse else 'better'}: {_names(which)}",
         )
     if any(found.tone == "same" for _, found in marks):
-        return Mark("same", "No difference beyond chance")
-    return Mark("unknown", "Both are shown; whether they differ can't be told")
+        return Finding("same", "No difference beyond chance")
+    return Finding("unknown", "Both are shown; whether they differ can't be told")
 
 
 def _names(rows: Sequence[Row]) -> str:

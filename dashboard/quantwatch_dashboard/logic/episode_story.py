@@ -1,4 +1,4 @@
-"""What happened in one episode, in order: judged, told, acknowledged, silenced. Pure."""
+"""What happened in one episode, in order: judged, notified, acknowledged, silenced. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ REASONS = {
     "manual": "closed by hand",
 }
 _TOLD = {
-    "alert.firing": "Told that it fires",
-    "alert.escalated": "Told that it became worse",
-    "alert.reminder": "Reminded",
-    "alert.updated": "Told that part of it is over",
-    "alert.resolved": "Told that it is over",
+    "alert.firing": "Notified: firing",
+    "alert.escalated": "Notified: escalated",
+    "alert.reminder": "Notified: reminder",
+    "alert.updated": "Notified: partly resolved",
+    "alert.resolved": "Notified: resolved",
 }
 
 
@@ -153,8 +153,8 @@ def _quiet(listed: Listed, silences: Iterable[StoredSilence], now: datetime) -> 
         if silence.ends_at < end:
             yield Moment(silence.ends_at, "unsilenced", f"Silence {silence.id} ended")
     if episode.muted_at is not None and episode.resolved_at is None:
-        why = "a silence or a maintenance window keeps it from being told"
-        yield Moment(episode.muted_at, "silenced", "Held back", why)
+        why = "because of a silence or a maintenance window"
+        yield Moment(episode.muted_at, "silenced", "Muted", why)
 
 
 def _ended(listed: Listed) -> Iterator[Moment]:
@@ -164,5 +164,5 @@ def _ended(listed: Listed) -> Iterator[Moment]:
     reason = episode.resolve_reason or ""
     words = REASONS.get(reason, reason)
     run = episode.last_run_id if reason in ("recovered", "series_missing") else None
-    never = "" if episode.fired_at is not None else " before anybody was told"
+    never = "" if episode.fired_at is not None else " before anybody was notified"
     yield Moment(episode.resolved_at, "ended", f"Ended{never}", words, run)

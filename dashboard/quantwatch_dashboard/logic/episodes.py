@@ -22,7 +22,7 @@ class Receiver:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownEpisode:
     """An episode with all that is said about it at a glance."""
 
     listed: Listed
@@ -39,7 +39,7 @@ class Shown:
 
     @property
     def order(self) -> tuple[int, int, bool, float]:
-        """Sort key: what fires and is critical first, what nobody looks after before the rest."""
+        """Sort key: what fires and is critical first, what nobody acknowledged before the rest."""
         listed, episode = self.listed, self.listed.episode
         place = _ORDER.index(listed.state) if listed.state in _ORDER else len(_ORDER)
         mild = episode.severity != "critical"
@@ -58,13 +58,13 @@ class Overlay:
     addressed: Sequence[Addressed] = ()
 
 
-def shown(listed: Iterable[Listed], over: Overlay) -> tuple[Shown, ...]:
+def shown(listed: Iterable[Listed], over: Overlay) -> tuple[ShownEpisode, ...]:
     """Return open episodes with what lies over them, worst first."""
     by_subject: dict[str, list[Addressed]] = defaultdict(list)
     for each in over.addressed:
         by_subject[each.subject].append(each)
     found = [
-        Shown(
+        ShownEpisode(
             one,
             receivers(one, by_subject.get(one.subject, ())),
             next((s for s in over.silences if matches(s.matcher, one.labels)), None),
@@ -97,13 +97,14 @@ def _worst(states: Collection[str]) -> str:
     return "told" if set(states) == {DELIVERED} else "waiting"
 
 
-STATES: Mapping[str, tuple[str, Callable[[Shown], bool]]] = {
+STATES: Mapping[str, tuple[str, Callable[[ShownEpisode], bool]]] = {
+    "all": ("open and ended", lambda _: True),
     "open": ("open", lambda one: one.is_open),
     "firing": ("firing", lambda one: one.listed.state == "firing"),
     "recovering": ("recovering", lambda one: one.listed.state == "recovering"),
-    "pending": ("not told yet", lambda one: one.listed.state == "pending"),
-    "unattended": (
-        "firing, nobody looks after it",
+    "pending": ("pending", lambda one: one.listed.state == "pending"),
+    "unacknowledged": (
+        "firing, unacknowledged",
         lambda one: one.listed.state == "firing" and one.listed.episode.acked_by is None,
     ),
     "acknowledged": (
@@ -115,7 +116,6 @@ STATES: Mapping[str, tuple[str, Callable[[Shown], bool]]] = {
         lambda one: one.silence is not None or one.in_maintenance,
     ),
     "ended": ("ended", lambda one: not one.is_open),
-    "all": ("open and ended", lambda _: True),
 }
 """Filter → how it is called, and what passes it."""
 
@@ -135,7 +135,7 @@ class Wanted:
         return self != Wanted()
 
 
-def filtered(found: Iterable[Shown], wanted: Wanted) -> tuple[Shown, ...]:
+def filtered(found: Iterable[ShownEpisode], wanted: Wanted) -> tuple[ShownEpisode, ...]:
     """Return what passes all filters, in the same order. Every one of the words must occur."""
     words = wanted.words.casefold().split()
     passes = STATES[wanted.state][1]
@@ -166,7 +166,7 @@ def would_match(matcher: Mapping[str, str], listed: Iterable[Listed]) -> list[Li
     return [one for one in listed if matcher and matches(matcher, one.labels)]
 
 
-def headline(found: Collection[Shown]) -> str:
+def headline(found: Collection[ShownEpisode]) -> str:
     """Say the worst in a few words."""
     firing = [one for one in found if one.listed.state in ("firing", "recovering")]
     if not firing:
@@ -174,4 +174,4 @@ def headline(found: Collection[Shown]) -> str:
         return f"{waiting} waiting to be confirmed" if waiting else "No open alert"
     alone = [one for one in firing if one.listed.episode.acked_by is None]
     counted = f"{text.plural(len(firing), 'alert')} open"
-    return f"{counted}, {len(alone)} unattended" if alone else f"{counted}, all looked after"
+    return f"{counted}, {len(alone)} unacknowledged" if alone else f"{counted}, all acknowledged"

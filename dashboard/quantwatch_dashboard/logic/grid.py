@@ -25,7 +25,10 @@ class TokenPlace:
 
 @dataclass(frozen=True, slots=True)
 class TokenGrid:
-    """One metric of one candidate: values [S, P], `missing` marks unmeasured cells."""
+    """One metric of one candidate, by scope (rows) and place (columns), in the metric's unit.
+
+    `missing` marks cells that were not measured; their values mean nothing.
+    """
 
     scopes: tuple[str, ...]
     places: tuple[TokenPlace, ...]

@@ -30,11 +30,6 @@ class Change:
     candidate: str | None
     records: tuple[Json, ...]
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """What it is about, in a word each: driver, library, weights, recipe, …"""
-        return tuple(dict.fromkeys(str(record["part"]) for record in self.records))
-
 
 def changes(marks: Sequence[RunMark]) -> tuple[Change, ...]:
     """Return what changed from run to run, oldest first; runs without results are passed over."""
@@ -115,7 +110,10 @@ def limits(
 
 @dataclass(frozen=True, slots=True)
 class Tradeoff:
-    """One candidate's size and quality. `value` is None where it could not be measured."""
+    """One candidate's size and quality, its output KL in nats.
+
+    `value` is None where it could not be measured, or is not finite as `kind` says.
+    """
 
     candidate: str
     index: int
@@ -128,22 +126,19 @@ class Tradeoff:
     """Whether no other candidate is both smaller and better."""
 
 
-def tradeoffs(
-    mark: RunMark, points: Sequence[SeriesPoint], *, higher_is_better: bool = False
-) -> tuple[Tradeoff, ...]:
-    """Return the candidates of a run whose size is known, with the metric that `points` hold."""
-    sign = -1 if higher_is_better else 1
+def tradeoffs(mark: RunMark, points: Sequence[SeriesPoint]) -> tuple[Tradeoff, ...]:
+    """Return the candidates of a run whose size is known, with the error that `points` hold."""
     values = {p.candidate: p for p in points if p.run_id == mark.run_id}
     sized = [
         (i, c, c.bits_per_weight, values[c.name])
         for i, c in enumerate(mark.candidates)
         if c.bits_per_weight is not None and c.name in values
     ]
-    costs = [(bits, sign * p.value) for _, _, bits, p in sized if p.value is not None]
+    costs = [(bits, p.value) for _, _, bits, p in sized if p.value is not None]
     return tuple(
         Tradeoff(
             c.name, i, bits, c.size_bytes, p.value, p.kind, c.verdict,
-            p.value is not None and not _is_beaten((bits, sign * p.value), costs),
+            p.value is not None and not _is_beaten((bits, p.value), costs),
         )
         for i, c, bits, p in sized
     )  # fmt: skip

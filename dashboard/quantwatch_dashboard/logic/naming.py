@@ -1,6 +1,17 @@
 """Names of metrics as pages and pictures say them, the derived ones and unknown ones included."""
 
+from typing import NamedTuple
+
 from quantwatch.metrics.registry import METRICS
+
+
+class Statistic(NamedTuple):
+    """What a trend shows: one statistic of a metric at a place."""
+
+    metric: str
+    scope: str
+    name: str
+
 
 PPL_RATIO = "ppl_ratio"
 

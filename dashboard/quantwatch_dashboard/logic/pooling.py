@@ -16,7 +16,7 @@ MAX_CELLS, MAX_ROWS, MAX_COLUMNS = 30_000, 600, 2_000
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """A pooled matrix [S, C] and the first original index of each pooled row and column."""
+    """A pooled matrix and the first original index of each of its rows and columns."""
 
     values: NDArray[np.float64]
     missing: NDArray[np.bool_]

@@ -173,7 +173,7 @@ def outlier(result: RunResult, candidate: CandidateResult) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Spike:
-    """The isolated errors among which one place stands out, in forward order."""
+    """The isolated errors, ratios without a unit, among which one stands out; in forward order."""
 
     part: str
     places: tuple[str, ...]

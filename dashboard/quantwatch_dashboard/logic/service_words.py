@@ -25,7 +25,10 @@ _ROOM = {
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure at the top of the page. `bad` is what somebody has to look at."""
+    """One figure at the top of a page: ``Queue``, ``2 wait``, ``oldest 5 min ago``.
+
+    `bad` is what somebody has to look at.
+    """
 
     name: str
     value: str
@@ -40,7 +43,7 @@ def headline(parts: Sequence[Seen], silence_s: float | None, figures: Iterable[F
     if silence_s is None or silence_s > SILENT_S:
         return "The scheduler is silent"
     bad = [figure.name.casefold() for figure in figures if figure.bad]
-    return f"The service runs; look at {', '.join(bad)}" if bad else "The service runs"
+    return f"The service runs; needs attention: {', '.join(bad)}" if bad else "The service runs"
 
 
 def scheduler(found: Leader | None, silence_s: float | None) -> Figure:
@@ -52,7 +55,7 @@ def scheduler(found: Leader | None, silence_s: float | None) -> Figure:
     bad = silence_s is None or silence_s > SILENT_S or not holds
     lease = f"; its lease lasts {text.passed(found.left.total_seconds())}"
     lease = lease if holds else "; its lease has run out"
-    return Figure("Scheduler", looked, f"{found.holder}, epoch {found.epoch}{lease}", bad)
+    return Figure("Scheduler", looked, f"{found.holder}{lease}", bad)
 
 
 def workers(parts: Sequence[Seen]) -> Figure:
@@ -79,7 +82,7 @@ def queue(runs: Sequence[UnendedRun], now: datetime) -> Figure:
 
 
 def deliveries(counts: dict[str, int], oldest: datetime | None, now: datetime) -> Figure:
-    """Say what is still to be told, and what never was."""
+    """Say what is still to be delivered, and what never was."""
     is_open, dead = sum(counts.get(state, 0) for state in OPEN), counts.get("dead", 0)
     late = oldest is not None and now - oldest > _OLD_DELIVERY
     told = f"oldest {text.age(oldest, now)}" if oldest is not None else "nothing waits"

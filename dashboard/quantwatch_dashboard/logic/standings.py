@@ -1,21 +1,20 @@
 """How the checks stand, in words, and which of them a reader wants to see. Pure."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from quantwatch.config.durations import seconds
 from quantwatch.domain import Verdict
 from quantwatch.store.states import Timetable
+from quantwatch_dashboard.logic.bands import Band
 from quantwatch_dashboard.logic.ranking import rank
 from quantwatch_dashboard.logic.summaries import CheckSummary
 from quantwatch_dashboard.text import ANY
 
 NO_VERDICT = "none"
 VERDICTS = (ANY, *(verdict.value for verdict in Verdict), NO_VERDICT)
-STATES = (ANY, "alerts", "trouble", "running", "paused", "overdue")
-SORTS = ("worst", "change", "since", "next", "success", "name")
 _SOME_MINUTES = timedelta(minutes=5)
 _NEVER, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
@@ -56,16 +55,21 @@ def is_overdue(check: CheckSummary, now: datetime) -> bool:
     return waits and state.timetable is not None and is_late(state.timetable, now)
 
 
-def states_of(check: CheckSummary, now: datetime) -> frozenset[str]:
-    """Return what holds of a check besides its verdict, of `STATES`."""
-    holds = {
-        "alerts": check.state.alerts.firing > 0,
-        "trouble": check.trouble is not None or check.state.quarantined_at is not None,
-        "running": check.under_way is not None or check.num_waiting > 0,
-        "paused": check.state.pause is not None,
-        "overdue": is_overdue(check, now),
-    }
-    return frozenset(name for name, true in holds.items() if true)
+STATES: Mapping[str, tuple[str, Callable[[CheckSummary, datetime], bool]]] = {
+    ANY: ("all states", lambda _, __: True),
+    "alerts": ("alerts fire", lambda check, _: check.state.alerts.firing > 0),
+    "trouble": (
+        "no result",
+        lambda check, _: check.trouble is not None or check.state.quarantined_at is not None,
+    ),
+    "running": (
+        "running",
+        lambda check, _: check.under_way is not None or check.num_waiting > 0,
+    ),
+    "paused": ("paused", lambda check, _: check.state.pause is not None),
+    "overdue": ("overdue", is_overdue),
+}
+"""What may hold of a check besides its verdict → how it is called, and what passes it."""
 
 
 def tags_of(found: Sequence[CheckSummary]) -> tuple[str, ...]:
@@ -87,9 +91,10 @@ def matching(
         if all(word in _searched(check) for word in words)
         and wanted.verdict in (ANY, verdict_of(check))
         and (wanted.tag == ANY or wanted.tag in check.tags)
-        and (wanted.state == ANY or wanted.state in states_of(check, now))
+        and STATES[wanted.state][1](check, now)
     ]
-    return tuple(sorted(fits, key=lambda c: (not c.state.in_use, _key(c, wanted.sort))))
+    key = SORTS[wanted.sort][1]
+    return tuple(sorted(fits, key=lambda c: (not c.state.in_use, key(c))))
 
 
 def in_use(found: Sequence[CheckSummary]) -> tuple[CheckSummary, ...]:
@@ -122,13 +127,19 @@ def value_now(check: CheckSummary, index: int) -> float | None:
     return check.now[index] if index < len(check.now) else None
 
 
-def ratio(check: CheckSummary, index: int) -> float | None:
-    """Return a candidate's headline now ÷ its baseline, None when either is missing or 0."""
+def against(check: CheckSummary, index: int) -> tuple[float, Band] | None:
+    """Return a candidate's headline now ÷ its baseline, and that; None when one is missing or 0."""
     band = check.bands[index] if index < len(check.bands) else None
     value = value_now(check, index)
     if band is None or value is None or band.baseline <= 0:
         return None
-    return math.inf if not math.isfinite(value) else value / band.baseline
+    return math.inf if not math.isfinite(value) else value / band.baseline, band
+
+
+def ratio(check: CheckSummary, index: int) -> float | None:
+    """Return how many times as large as its baseline a candidate's headline is now."""
+    found = against(check, index)
+    return None if found is None else found[0]
 
 
 def _searched(check: CheckSummary) -> str:
@@ -136,16 +147,27 @@ def _searched(check: CheckSummary) -> str:
     return " ".join((check.check, description, *check.candidates, *check.tags)).casefold()
 
 
-def _key(check: CheckSummary, sort: str) -> tuple[object, ...]:
+def _change(check: CheckSummary) -> float:
     # Of any candidate: the one that matters may be coarse, and stay as it was.
-    change = max((ratio(check, i) or 0.0 for i in range(len(check.candidates))), default=0.0)
+    changes = (ratio(check, i) or 0.0 for i in range(len(check.candidates)))
+    return max(changes, default=0.0)
+
+
+def _next(check: CheckSummary) -> datetime:
     timetable = check.state.timetable
     due = timetable.next_slot_at if timetable is not None and check.state.pause is None else None
-    keys: dict[str, tuple[object, ...]] = {
-        "change": (-change, check.check),
-        "since": (-(check.since or _NEVER).timestamp() if check.since else math.inf, check.check),
-        "next": (due or _LAST, check.check),
-        "success": (check.last_success or _NEVER, check.check),
-        "name": (check.check,),
-    }
-    return keys.get(sort, check.order)
+    return due or _LAST
+
+
+SORTS: Mapping[str, tuple[str, Callable[[CheckSummary], tuple[object, ...]]]] = {
+    "worst": ("worst first", lambda c: c.order),
+    "change": ("largest change", lambda c: (-_change(c), c.check)),
+    "since": (
+        "newest verdict",
+        lambda c: (math.inf if c.since is None else -c.since.timestamp(), c.check),
+    ),
+    "next": ("next run", lambda c: (_next(c), c.check)),
+    "success": ("oldest success", lambda c: (c.last_success or _NEVER, c.check)),
+    "name": ("name", lambda c: (c.check,)),
+}
+"""How checks are ordered → how that is called, and the key."""

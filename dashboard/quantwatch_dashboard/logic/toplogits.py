@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,9 +37,20 @@ class TopRow:
         return self.reference_id, self.candidate_id
 
 
+class Block(NamedTuple):
+    """The five rows of a stored block, each with one number per rank, best first."""
+
+    reference_ids: Values
+    reference: Values
+    candidate_ids: Values
+    candidate: Values
+    at_reference: Values
+    """The candidate's logits of the reference's tokens."""
+
+
 def top_rows(top: Values) -> list[TopRow]:
-    """Return the ranks of both models at one position, best first, from a block's [5, K]."""
-    reference_ids, reference, candidate_ids, candidate, at_reference = top
+    """Return the ranks of both models at one position, best first, from a stored `Block`."""
+    reference_ids, reference, candidate_ids, candidate, at_reference = Block(*top)
     shares, own = _shares(reference), _shares(candidate)
     ranks, others = _ranks(candidate_ids), _ranks(reference_ids)
     return [

@@ -18,7 +18,7 @@ MOST_MARKS = 400
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One candidate in one run. `value` is None where it was not measured."""
+    """One candidate in one run. `value` is in the unit of the metric, None if not measured."""
 
     run_id: str
     at: datetime

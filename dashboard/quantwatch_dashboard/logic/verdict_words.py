@@ -16,7 +16,7 @@ _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
 def headline(found: Sequence[CheckSummary]) -> str:
-    """Say the worst. Not all checks pass while the newest run of one did not finish."""
+    """Say the worst. Not all checks pass while the newest run of one has no result."""
     verdicts = _verdicts(found)
     regressions = verdicts.count(Verdict.REGRESSION)
     if regressions:
@@ -35,10 +35,10 @@ def headline(found: Sequence[CheckSummary]) -> str:
 
 
 def counts(found: Sequence[CheckSummary]) -> str:
-    """Return how many checks there are, and how many were not measured lately."""
+    """Return how many checks there are, and how many have no result lately."""
     checks, unfinished = len(found), _num_unfinished(found)
     counted = text.plural(checks, "check")
-    return f"{counted}, {unfinished} not measured lately" if unfinished else counted
+    return f"{counted}, {unfinished} with no result lately" if unfinished else counted
 
 
 def answer(found: Sequence[CheckSummary], faults: Mapping[str, str], now: datetime) -> str:
@@ -88,7 +88,7 @@ def _doubts(found: Sequence[CheckSummary], now: datetime) -> Iterator[str]:
     told = (
         (verdicts.count(Verdict.INCONCLUSIVE), "inconclusive"),
         (verdicts.count(Verdict.WARN), "with a warning"),
-        (sum(c.trouble is not None for c in found), "with a newest run that did not finish"),
+        (sum(c.trouble is not None for c in found), "with no result from the newest run"),
         (sum(is_overdue(c, now) for c in found), "overdue"),
         (sum(c.state.pause is not None for c in found), "paused"),
     )

@@ -4,23 +4,21 @@ import streamlit as st
 
 from quantwatch.store.dead_letters import STATES
 from quantwatch_dashboard import clock
-from quantwatch_dashboard.components import address, leftovers, page, trouble
+from quantwatch_dashboard.components import address, answers, page, trouble
 from quantwatch_dashboard.components.address import every, given
 from quantwatch_dashboard.components.alerts_endpoints import delivery_table, endpoint_table
 from quantwatch_dashboard.logic import delivery_words
 from quantwatch_dashboard.queries import alerts as alert_queries
 from quantwatch_dashboard.text import ANY
-from quantwatch_dashboard.views import acts, alerts_letters
+from quantwatch_dashboard.views import acts, alerts_dead_letters
 
 
 def show(url: str) -> None:
     """Show endpoints, dead letters and the newest deliveries."""
     found = alert_queries.receivers(url)
     if not found:
-        words = (
-            "No endpoint is configured: nobody is told of any alert. docs/webhooks.md shows how."
-        )
-        st.html(trouble.state("Nobody to tell", words))
+        words = "No endpoint is configured: nobody is notified. docs/webhooks.md shows how."
+        st.html(trouble.state("Nobody to notify", words))
         return
     page.section("Endpoints", "Those in trouble first. A disabled one is sent nothing.")
     st.html(endpoint_table(found, clock.now(), clock.zone()))
@@ -28,10 +26,10 @@ def show(url: str) -> None:
     off = [
         s.name for s, _ in found if endpoint == s.name and delivery_words.can_be_enabled(s.state)
     ]
-    leftovers.show("endpoints", [acts.enable_key(name) for name in off])
+    answers.show("endpoints", [acts.enable_key(name) for name in off])
     for name in off:
         acts.enable(name)
-    alerts_letters.show(url, endpoint, sum(
+    alerts_dead_letters.show(url, endpoint, sum(
         load.num_dead for state, load in found if endpoint in (None, state.name)
     ))  # fmt: skip
     page.section("Newest deliveries", f"At most {alert_queries.MOST_DELIVERIES}, newest first.")

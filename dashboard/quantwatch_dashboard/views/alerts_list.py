@@ -5,11 +5,11 @@ import streamlit as st
 from quantwatch_dashboard import clock, queries, text
 from quantwatch_dashboard.components import address, page, trouble
 from quantwatch_dashboard.components.address import every, given
-from quantwatch_dashboard.components.alerts import alert_table
-from quantwatch_dashboard.components.alerts_table import ended_table, open_table
+from quantwatch_dashboard.components.breaches import alert_table
+from quantwatch_dashboard.components.episodes import ended_table, open_table
 from quantwatch_dashboard.components.markup import link, tag
 from quantwatch_dashboard.components.words import moment
-from quantwatch_dashboard.logic.episodes import STATES, Shown, Wanted, filtered
+from quantwatch_dashboard.logic.episodes import STATES, ShownEpisode, Wanted, filtered
 from quantwatch_dashboard.queries import alerts as alert_queries
 from quantwatch_dashboard.text import ANY
 
@@ -17,7 +17,7 @@ _PAGE = 50
 _MOST_CHECKS = 10
 
 
-def show(url: str, found: tuple[Shown, ...]) -> None:
+def show(url: str, found: tuple[ShownEpisode, ...]) -> None:
     """Show what passes the filters, open episodes first."""
     wanted = _filters(url)
     now, zone = clock.now(), clock.zone()
@@ -38,15 +38,14 @@ def _filters(url: str) -> Wanted:
     names = sorted(each.check for each in queries.checks(url))
     with st.container(horizontal=True, vertical_alignment="bottom"):
         check = address.choose("Check", "check", [ANY, *names], every("checks"), 220)
-        order = ["all", *(name for name in STATES if name != "all")]
-        state = address.choose("State", "state", order, lambda name: STATES[name][0], 220)
+        state = address.choose("State", "state", list(STATES), lambda name: STATES[name][0], 220)
         levels = [ANY, "critical", "warning"]
         severity = address.choose("Severity", "severity", levels, every("severities"))
         words = address.search("Text", "q", "rule, candidate, layer, comment")
     return Wanted(given(check), state, given(severity), words)
 
 
-def _page(key: str, found: tuple[Shown, ...], wanted: Wanted) -> tuple[Shown, ...]:
+def _page(key: str, found: tuple[ShownEpisode, ...], wanted: Wanted) -> tuple[ShownEpisode, ...]:
     """Let the reader turn pages where there is more than one."""
     at = address.number_of_page(key, len(found), _PAGE, wanted)
     return found[at * _PAGE : (at + 1) * _PAGE]
@@ -54,13 +53,13 @@ def _page(key: str, found: tuple[Shown, ...], wanted: Wanted) -> tuple[Shown, ..
 
 def _nothing(num_open: int, wanted: Wanted) -> None:
     if wanted.is_narrow and num_open:
-        title, words = "No open alert here", f"{num_open} open ones don't pass the address."
+        title, words = "No open alert here", f"{num_open} open ones don't pass the filters."
     else:
         title, words = "No open alert", "No rule of any check is breached for long enough."
     st.html(trouble.state(title, words))
 
 
-def _past(found: tuple[Shown, ...], looked_at: int, wanted: Wanted) -> None:
+def _past(found: tuple[ShownEpisode, ...], looked_at: int, wanted: Wanted) -> None:
     said = "Episodes that are over, the newest end first."
     if looked_at == alert_queries.MOST_ENDED:
         said += f" Only the last {looked_at} are looked through."
@@ -68,10 +67,10 @@ def _past(found: tuple[Shown, ...], looked_at: int, wanted: Wanted) -> None:
     if found:
         st.html(ended_table(_page("page", found, wanted), clock.now(), clock.zone()))
     else:
-        page.say("No episode that is over passes the address.")
+        page.say("No episode that is over passes the filters.")
 
 
-def _newest_runs(url: str, check: str | None, found: tuple[Shown, ...]) -> None:
+def _newest_runs(url: str, check: str | None, found: tuple[ShownEpisode, ...]) -> None:
     """Show what the newest runs breach where no alert is open: nobody will be told of it."""
     spoken = {one.listed.check for one in found}
     breached = [

@@ -1,4 +1,4 @@
-"""One episode of an alert: what happened, who was told, and what can be done about it."""
+"""One episode of an alert: what happened, who was notified, and what can be done about it."""
 
 import streamlit as st
 
@@ -6,11 +6,11 @@ from quantwatch.domain import UNDECIDED
 from quantwatch.metrics.registry import METRICS
 from quantwatch_dashboard import actions, clock, queries
 from quantwatch_dashboard.charts.judged import judged_chart
-from quantwatch_dashboard.components import alerts_story, asking, facts, page, picture
-from quantwatch_dashboard.components.alerts_table import ended_table
+from quantwatch_dashboard.components import asking, episode_page, facts, page, picture
+from quantwatch_dashboard.components.episodes import ended_table
 from quantwatch_dashboard.components.markup import link, tag
 from quantwatch_dashboard.logic import naming
-from quantwatch_dashboard.logic.episodes import Shown
+from quantwatch_dashboard.logic.episodes import ShownEpisode
 from quantwatch_dashboard.queries import alerts as alert_queries
 from quantwatch_dashboard.views import alerts_silences
 
@@ -25,19 +25,19 @@ def show(url: str, episode_id: str) -> None:
     now, zone = clock.now(), clock.zone()
     page.head(one.listed.rule, f"{one.listed.check} · {one.listed.candidate or 'the check itself'}")
     st.html(tag("p", link("← All alerts", "alerts"), class_="qw-small"))
-    st.html(alerts_story.card(one, now, zone))
+    st.html(episode_page.card(one, now, zone))
     left, right = st.columns([3, 2], gap="large")
     with left:
         _values(url, one)
-        page.section("What happened", "Oldest first: judged, told, acknowledged, silenced.")
-        st.html(alerts_story.timeline(alert_queries.told_story(url, one.listed), now, zone))
+        page.section("What happened", "Oldest first: judged, notified, acknowledged, silenced.")
+        st.html(episode_page.timeline(alert_queries.told_story(url, one.listed), now, zone))
     with right:
         _actions(url, one)
     _found(one)
     _others(url, one)
 
 
-def _values(url: str, one: Shown) -> None:
+def _values(url: str, one: ShownEpisode) -> None:
     """Draw the rule's value over the runs around the episode, where there are several."""
     judged = alert_queries.judged(url, one.listed)
     if sum(each.value_kind not in UNDECIDED for each in judged) < _FEWEST:
@@ -57,7 +57,7 @@ def _values(url: str, one: Shown) -> None:
     picture.show(figure, "judged", alt, f"{one.listed.check}-{one.listed.rule}")
 
 
-def _actions(url: str, one: Shown) -> None:
+def _actions(url: str, one: ShownEpisode) -> None:
     page.section("What to do", "Everything here is written down with your name.")
     if not one.is_open:
         newer = [
@@ -83,7 +83,7 @@ def _command(words: str, line: str) -> None:
     st.html(tag("div", tag("span", words, class_="qw-soft qw-small"), facts.command(line)))
 
 
-def _acknowledge(one: Shown) -> None:
+def _acknowledge(one: ShownEpisode) -> None:
     number, seen = one.listed.alert_id, one.listed.episode.id
     if one.listed.episode.fired_at is None:
         words = "It has not fired yet: there is nothing to acknowledge before it is confirmed."
@@ -98,18 +98,18 @@ def _acknowledge(one: Shown) -> None:
     )
 
 
-def _found(one: Shown) -> None:
-    where = alerts_story.places(one)
+def _found(one: ShownEpisode) -> None:
+    where = episode_page.places(one)
     if where:
-        page.section("Where", "The places that breached the rule in its last run, worst first.")
+        page.section("Places", "The places that breached the rule in its last run, worst first.")
         st.html(where)
 
 
-def _others(url: str, one: Shown) -> None:
+def _others(url: str, one: ShownEpisode) -> None:
     """Show the other times that the same alert was true."""
     listed = alert_queries.episodes_of(url, one.listed.alert_id)
     past = [
-        Shown(each)
+        ShownEpisode(each)
         for each in listed
         if each.state == "ended" and each.episode.id != one.listed.episode.id
     ]

@@ -11,8 +11,8 @@ from quantwatch.config.durations import seconds
 from quantwatch.errors import UserError
 from quantwatch.store.silences import StoredSilence
 from quantwatch_dashboard import actions, clock, text
-from quantwatch_dashboard.components import alerts_silence, asking, leftovers, page
-from quantwatch_dashboard.logic.episodes import Shown, would_match
+from quantwatch_dashboard.components import alerts_silence, answers, asking, page
+from quantwatch_dashboard.logic.episodes import ShownEpisode, would_match
 from quantwatch_dashboard.queries import alerts as alert_queries
 from quantwatch_dashboard.roles import Person
 
@@ -24,12 +24,12 @@ def show(url: str) -> None:
     """Show the silences that hold, and let the reader make one."""
     page.section(
         "Silences that hold now",
-        "What they match is still judged and kept; it is not told before they end.",
+        "What they match is still judged and kept; nobody is notified before they end.",
     )
     found = alert_queries.active_silences(url)
     _list(url, found)
     if not found:
-        page.say("None: everything that fires is told.")
+        page.say("There is none: of every alert that fires its endpoints are notified.")
     page.section(
         "New silence",
         "Globs: * is any text. A label that is left empty is not looked at; case matters.",
@@ -38,7 +38,7 @@ def show(url: str) -> None:
         form(url, {}, "new")
 
 
-def matching(url: str, one: Shown) -> None:
+def matching(url: str, one: ShownEpisode) -> None:
     """Show the silence that keeps an episode quiet, with the button that ends it."""
     _list(url, () if one.silence is None else (one.silence,))
 
@@ -88,7 +88,7 @@ def _made(found: object) -> str:
 
 def _list(url: str, found: Sequence[StoredSilence]) -> None:
     """Show silences, and what came of ending one whose button is gone with it."""
-    leftovers.show("silences", [f"{_END}{silence.id}" for silence in found])
+    answers.show("silences", [f"{_END}{silence.id}" for silence in found])
     for silence in found:
         _silence(url, silence)
 
@@ -102,5 +102,5 @@ def _silence(url: str, silence: StoredSilence) -> None:
             "End it now",
             lambda who: actions.unsilence(who, silence.id),
             key=f"{_END}{silence.id}",
-            done="The silence has ended; what still fires is told.",
+            done="The silence has ended; its endpoints are notified of what still fires.",
         )

@@ -10,10 +10,11 @@ from quantwatch_dashboard.components import page, picture
 from quantwatch_dashboard.components.markup import join, link
 from quantwatch_dashboard.components.quality import candidate_table
 from quantwatch_dashboard.logic import naming
+from quantwatch_dashboard.logic.naming import Statistic
 from quantwatch_dashboard.logic.summaries import CheckSummary
 from quantwatch_dashboard.queries import check as check_queries
 
-_AGREEMENT = ("top1_agreement", "model", "mean")
+_AGREEMENT = Statistic("top1_agreement", "model", "mean")
 
 
 def show(url: str, summary: CheckSummary) -> None:
@@ -34,7 +35,7 @@ def show(url: str, summary: CheckSummary) -> None:
     with right:
         page.section(
             "Quality against bits per weight",
-            "Further down and further left is better. Filled points are on the front.",
+            "Further down and further left is better. Filled points are on the Pareto front.",
         )
         _tradeoff(url, summary)
 

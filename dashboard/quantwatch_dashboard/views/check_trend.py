@@ -11,10 +11,11 @@ from quantwatch_dashboard.components.address import choose, flag
 from quantwatch_dashboard.components.explain import term
 from quantwatch_dashboard.components.markup import join, tag
 from quantwatch_dashboard.logic import naming, standings
+from quantwatch_dashboard.logic.naming import Statistic
 from quantwatch_dashboard.logic.summaries import CheckSummary
 from quantwatch_dashboard.logic.trends import Trend
 from quantwatch_dashboard.queries import check as check_queries
-from quantwatch_dashboard.queries.check import HEADLINE, Shown
+from quantwatch_dashboard.queries.check import HEADLINE
 from quantwatch_dashboard.queries.trend import is_on_log, shown_trend
 
 _RANGES = {"90": 90, "30": 30, "365": 365, "all": None}
@@ -33,7 +34,7 @@ def show(url: str, summary: CheckSummary) -> None:
     trend = shown_trend(url, summary, shown, (candidate, span))
     if alone:
         trend = replace(trend, lines=tuple(one for one in trend.lines if one.name == candidate))
-    title = f"{naming.axis(shown[0], shown[2])} · {text.scope(shown[1])}"
+    title = f"{naming.axis(shown.metric, shown.name)} · {text.scope(shown.scope)}"
     st.html(tag("p", *_explained(shown, trend, is_log), class_="qw-soft qw-small"))
     if not any(value is not None for value in trend.values):
         page.note("Nothing was measured of that in these runs.")
@@ -52,7 +53,7 @@ def _open(run: str) -> None:
     st.switch_page(pages["run"], query_params={"run": run})
 
 
-def _pickers(url: str, summary: CheckSummary) -> tuple[Shown, str, int | None]:
+def _pickers(url: str, summary: CheckSummary) -> tuple[Statistic, str, int | None]:
     """Let the reader choose metric, place, statistic, candidate and range."""
     run = summary.decided
     assert run is not None, "only checks with results have a trend"
@@ -71,15 +72,15 @@ def _pickers(url: str, summary: CheckSummary) -> tuple[Shown, str, int | None]:
     candidate = choose("Candidate", "candidate", names, width=200)
     words = {"all": "all runs"}
     span = choose("Range", "range", list(_RANGES), lambda n: words.get(n, f"{n} runs"), width=120)
-    return (metric, scope, statistic), candidate, _RANGES[span]
+    return Statistic(metric, scope, statistic), candidate, _RANGES[span]
 
 
-def _explained(shown: Shown, trend: Trend, is_log: bool) -> list[object]:
+def _explained(shown: Statistic, trend: Trend, is_log: bool) -> list[object]:
     """Say what is drawn, and what is not."""
     said: list[object] = [
-        join([term(shown[0]), ". A click on a point opens its run. "]),
+        join([term(shown.metric), ". A click on a point opens its run. "]),
         _against(shown, trend),
-        "Triangles at the top: something changed; bars at the bottom: a run without results. ",
+        "Triangles at the top: something changed; bars at the bottom: a run with no result. ",
     ]
     if trend.left_out:
         said.append(
@@ -90,7 +91,7 @@ def _explained(shown: Shown, trend: Trend, is_log: bool) -> list[object]:
     return said
 
 
-def _against(shown: Shown, trend: Trend) -> str:
+def _against(shown: Statistic, trend: Trend) -> str:
     """Say what the dashed line is, or why there is none."""
     compared = trend.compared
     if compared.baseline is None:

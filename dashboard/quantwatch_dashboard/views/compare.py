@@ -56,7 +56,7 @@ def _headline(a: Side, b: Side, tests: Tests, why: Sequence[Mismatch]) -> None:
         st.html(compare.reasons(why))
         st.html(compare.headline_table([contrast.apart(row) for row in rows]))
         return
-    same = contrast.Mark("same", "Both sides are the same candidate of the same run")
+    same = contrast.Finding("same", "Both sides are the same candidate of the same run")
     found = same if a.key == b.key else contrast.summary(rows)
     page.section(found.words, compare.PAIRED)
     st.html(compare.headline_table(rows))

@@ -11,7 +11,7 @@ from quantwatch_dashboard.components.address import pick
 from quantwatch_dashboard.components.explain import term
 from quantwatch_dashboard.components.markup import join
 from quantwatch_dashboard.logic import contrast, naming
-from quantwatch_dashboard.logic.contrast import LAYERED, Row, Side, Tests, mark
+from quantwatch_dashboard.logic.contrast import LAYERED, Row, Side, Tests, finding
 from quantwatch_dashboard.logic.lines import LayerLine
 
 _STATISTICS = ("mean", "p50", "p99", "max")
@@ -45,7 +45,7 @@ def show(a: Side, b: Side, tests: Tests) -> None:
 def _lines(a: Side, b: Side, rows: tuple[tuple[str, Row], ...], shown: tuple[str, str]) -> None:
     metric, statistic = shown
     places = [place for place, _ in rows]
-    worse = frozenset(i for i, (_, row) in enumerate(rows) if mark(row).tone == "worse")
+    worse = frozenset(i for i, (_, row) in enumerate(rows) if finding(row).tone == "worse")
     rings = {"A": frozenset[int](), "B": worse if statistic == "mean" else frozenset[int]()}
     lines = [
         LayerLine(f"{letter}: {side.candidate.name}", index,
@@ -82,5 +82,5 @@ def _ratio(place: str, row: Row) -> Ratio | None:
         return None
     bounds = [(row.a + edge) / row.a for edge in (row.test.low, row.test.high)]
     low, high = bounds if all(map(math.isfinite, bounds)) else (None, None)
-    sign = {"worse": 1, "better": -1}.get(mark(row).tone, 0)
+    sign = {"worse": 1, "better": -1}.get(finding(row).tone, 0)
     return Ratio(place, value, low, high, sign)

@@ -3,7 +3,7 @@
 import streamlit as st
 
 from quantwatch_dashboard import clock, text
-from quantwatch_dashboard.components import leftovers, page, service
+from quantwatch_dashboard.components import answers, page, service
 from quantwatch_dashboard.components.alerts_endpoints import counts, endpoint_table
 from quantwatch_dashboard.components.markup import join, link
 from quantwatch_dashboard.logic import delivery_words
@@ -20,9 +20,9 @@ def show(url: str) -> None:
     if endpoints:
         st.html(endpoint_table(endpoints, now, zone))
     else:
-        page.say("No endpoint was ever configured: nobody is told of an alert.")
+        page.say("No endpoint was ever configured: nobody is notified of an alert.")
     disabled = [one.name for one, _ in endpoints if delivery_words.can_be_enabled(one.state)]
-    leftovers.show("endpoints", [acts.enable_key(name) for name in disabled])
+    answers.show("endpoints", [acts.enable_key(name) for name in disabled])
     for name in disabled:
         with service.beside(service.row(name, "is disabled: nothing is sent to it")):
             acts.enable(name)

@@ -3,7 +3,7 @@
 import streamlit as st
 
 from quantwatch_dashboard import clock, queries, text
-from quantwatch_dashboard.components import failed_tasks, leftovers, page, service, trouble
+from quantwatch_dashboard.components import answers, failed_tasks, page, service, trouble
 from quantwatch_dashboard.queries import operations as operation_queries
 from quantwatch_dashboard.views import acts
 
@@ -61,7 +61,7 @@ def _live(url: str) -> None:
 
 def _queue(url: str) -> None:
     runs, now = queries.running(url), clock.now()
-    leftovers.show("queue", [acts.cancel_key(run.run_id) for run in runs])
+    answers.show("queue", [acts.cancel_key(run.run_id) for run in runs])
     if not runs:
         page.say("Nothing waits and nothing is under way.")
     for run in runs[:_MOST_RUNS]:
@@ -73,7 +73,7 @@ def _queue(url: str) -> None:
 
 def _quarantine(url: str) -> None:
     found = operation_queries.service(url).quarantined
-    leftovers.show("quarantine", [acts.release_key(check) for check, _ in found])
+    answers.show("quarantine", [acts.release_key(check) for check, _ in found])
     if not found:
         return
     page.section(

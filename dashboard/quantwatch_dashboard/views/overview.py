@@ -1,6 +1,6 @@
 """Overview: is it worse, since when, and which check."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import streamlit as st
 
@@ -11,20 +11,12 @@ from quantwatch_dashboard.components.verdict import tone, verdict_word
 from quantwatch_dashboard.logic import standings, verdict_words
 from quantwatch_dashboard.logic.standings import Wanted
 from quantwatch_dashboard.logic.summaries import CheckSummary
-from quantwatch_dashboard.queries.silenced import silenced
+from quantwatch_dashboard.queries import alerts as alert_queries
 from quantwatch_dashboard.text import ANY
 from quantwatch_dashboard.views import live
 
 _PER_PAGE = 25
 _NUM_RUNS = 12
-_SORTS = {
-    "worst": "worst first", "change": "largest change", "since": "newest verdict",
-    "next": "next run", "success": "oldest success", "name": "name",
-}  # fmt: skip
-_STATES = {
-    ANY: "all states", "alerts": "alerts fire", "trouble": "monitor trouble", "running": "running",
-    "paused": "paused", "overdue": "overdue",
-}  # fmt: skip
 
 
 @trouble.guarded
@@ -65,7 +57,7 @@ def _checks(url: str, found: Sequence[CheckSummary]) -> None:
         if len(shown) > len(rows):
             said = f"{first + 1}–{first + len(rows)} of {len(shown)} checks"
             st.html(tag("span", said, class_="qw-soft qw-small"), width="content")
-    beside = checks.Beside(now, zone, queries.faults(url, rows), silenced(url))
+    beside = checks.Beside(now, zone, queries.faults(url, rows), alert_queries.silenced(url))
     with table:
         _tables(rows, beside)
 
@@ -93,11 +85,15 @@ def _wanted(found: Sequence[CheckSummary]) -> Wanted:
     )
     with st.container(horizontal=True, vertical_alignment="bottom"):
         search = address.search("Search", "q", "check, candidate, tag …")
-        state = address.choose("State", "state", standings.STATES, _STATES.__getitem__)
+        state = address.choose("State", "state", list(standings.STATES), _called(standings.STATES))
         tags = (ANY, *standings.tags_of(found))
         chosen = address.choose("Tag", "tag", tags, address.every("tags")) if len(tags) > 1 else ANY
-        sort = address.choose("Sorted by", "sort", standings.SORTS, _SORTS.__getitem__)
+        sort = address.choose("Sorted by", "sort", list(standings.SORTS), _called(standings.SORTS))
     return Wanted(search, verdict, state, chosen, sort)
+
+
+def _called(named: Mapping[str, tuple[str, object]]) -> Callable[[str], str]:
+    return lambda name: named[name][0]
 
 
 def _none_fits(number: int) -> Html:

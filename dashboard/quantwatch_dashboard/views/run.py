@@ -8,7 +8,7 @@ from quantwatch.store.records import RunSummary
 from quantwatch_dashboard import clock, queries, text
 from quantwatch_dashboard.components import facts, page, run_card, trouble
 from quantwatch_dashboard.components.address import pick
-from quantwatch_dashboard.components.alerts import alert_table
+from quantwatch_dashboard.components.breaches import alert_table
 from quantwatch_dashboard.components.candidates import side_by_side, tiles
 from quantwatch_dashboard.components.markup import link
 from quantwatch_dashboard.logic import series

@@ -1,4 +1,4 @@
-"""What can be taken along: tables and matrices as CSV, the report as HTML, pictures as PNG."""
+"""What can be downloaded: tables and matrices as CSV, the report as HTML, pictures as PNG."""
 
 from collections.abc import Callable
 
@@ -33,7 +33,7 @@ def matrices(focus: Focus) -> None:
         return exports.matrix_csv(grid) if grid is not None else b""
 
     page.section(
-        "Take it along",
+        "Download",
         "Every digit as it was stored; one row per token, one column per place. Pictures have a"
         " button of their own, at their top right, that saves them as PNG.",
     )

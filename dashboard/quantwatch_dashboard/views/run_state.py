@@ -4,7 +4,7 @@ import streamlit as st
 
 from quantwatch.domain import RunResult
 from quantwatch_dashboard import clock, queries
-from quantwatch_dashboard.components import attempts, page, trouble
+from quantwatch_dashboard.components import page, run_attempts, trouble
 from quantwatch_dashboard.queries.forgetting import forget
 
 _EVERY_S = 3
@@ -21,7 +21,7 @@ def show(url: str, result: RunResult) -> None:
             "Each try of a worker. What one ended with is the monitor's own trouble: it says"
             " nothing about a model.",
         )
-        st.html(attempts.table_of(tries, clock.now(), clock.zone()))
+        st.html(run_attempts.table_of(tries, clock.now(), clock.zone()))
 
 
 @st.fragment(run_every=_EVERY_S)
@@ -33,4 +33,4 @@ def _live(url: str, result: RunResult) -> None:
         forget()
         st.rerun()
     else:
-        st.html(attempts.card(found, clock.now(), clock.zone()))
+        st.html(run_attempts.card(found, clock.now(), clock.zone()))

@@ -10,37 +10,37 @@ from quantwatch_dashboard.components.markup import Html, join, link, numbers, ta
 from quantwatch_dashboard.components.verdict import pill, severity_badge, severity_tone, tone
 from quantwatch_dashboard.components.words import moment
 from quantwatch_dashboard.logic.episode_story import REASONS, value_of
-from quantwatch_dashboard.logic.episodes import Receiver, Shown
+from quantwatch_dashboard.logic.episodes import Receiver, ShownEpisode
 from quantwatch_dashboard.logic.marks import Mark
 
 _STATES = {
-    "pending": Mark("…", "Not told yet"),
+    "pending": Mark("…", "Pending"),
     "firing": Mark("●", "Firing"),
     "recovering": Mark("↘", "Recovering"),
     "ended": Mark("✓", "Ended"),
 }
 _RECEIVERS = {
-    "told": ("✓", "qw-ok", "has got every message on it"),
-    "waiting": ("…", "qw-wait", "a message on it waits, or is on its way"),
+    "told": ("✓", "qw-ok", "every message on it was delivered"),
+    "waiting": ("…", "qw-wait", "a message on it is pending or being sent"),
     "dead": ("✕", "qw-bad", "a message on it could not be delivered: a dead letter"),
     "unknown": ("?", "qw-wait", "no message on it is known to have arrived"),
 }
 
 
-def open_table(found: Iterable[Shown], now: datetime, zone: tzinfo) -> Html:
+def open_table(found: Iterable[ShownEpisode], now: datetime, zone: tzinfo) -> Html:
     """Return one row per open episode, in the given order."""
     headers = ["Severity", "Alert", "Found", *numbers("Value"), "Who knows", ""]
     rows = (_open_row(one, now, zone) for one in found)
     return table(headers, rows, cards=("Value", "Who knows"))
 
 
-def ended_table(found: Iterable[Shown], now: datetime, zone: tzinfo) -> Html:
+def ended_table(found: Iterable[ShownEpisode], now: datetime, zone: tzinfo) -> Html:
     """Return one row per past episode, in the given order."""
     headers = ["Severity", "Alert", "Lasted", *numbers("Peak"), "Why it ended", ""]
     return table(headers, (_ended_row(one, now, zone) for one in found), cards=("Peak",))
 
 
-def state_badge(one: Shown) -> Html:
+def state_badge(one: ShownEpisode) -> Html:
     """Return icon and word of a state."""
     shown = _STATES.get(one.listed.state, Mark("?", one.listed.state))
     if one.listed.state == "firing":
@@ -48,19 +48,19 @@ def state_badge(one: Shown) -> Html:
     return pill(shown, tone(Verdict.IMPROVEMENT if one.listed.state == "recovering" else None))
 
 
-def severity_of(one: Shown) -> Severity:
+def severity_of(one: ShownEpisode) -> Severity:
     """Return the highest severity of an episode."""
     return Severity(one.listed.episode.severity)
 
 
-def who_knows(one: Shown, now: datetime, zone: tzinfo) -> Html:
-    """Return who looks after it, which endpoints have got it, and what keeps it quiet."""
+def who_knows(one: ShownEpisode, now: datetime, zone: tzinfo) -> Html:
+    """Return who acknowledged it, which endpoints have got it, and what keeps it quiet."""
     parts = [_acked(one, now, zone), _chips(one.receivers)]
     if not one.receivers:
         parts.append(tag("span", _nobody(one), class_="qw-sub"))
     elif one.listed.episode.reminded_at is not None:
         told = moment(one.listed.episode.reminded_at, now, zone)
-        parts.append(tag("span", "told ", told, class_="qw-sub"))
+        parts.append(tag("span", "reminded ", told, class_="qw-sub"))
     return join([*parts, *_overlays(one, now, zone)])
 
 
@@ -71,7 +71,7 @@ def number_against(value: float | None, threshold: object) -> str:
     return shown if limit is None else f"{shown} (limit {text.number(float(limit))})"
 
 
-def _open_row(one: Shown, now: datetime, zone: tzinfo) -> Sequence[object]:
+def _open_row(one: ShownEpisode, now: datetime, zone: tzinfo) -> Sequence[object]:
     episode, evidence = one.listed.episode, one.listed.episode.evidence
     since = moment(episode.fired_at or episode.opened_at, now, zone)
     limit = evidence.get("threshold")
@@ -89,11 +89,11 @@ def _open_row(one: Shown, now: datetime, zone: tzinfo) -> Sequence[object]:
     ]  # fmt: skip
 
 
-def _ended_row(one: Shown, now: datetime, zone: tzinfo) -> Sequence[object]:
+def _ended_row(one: ShownEpisode, now: datetime, zone: tzinfo) -> Sequence[object]:
     episode = one.listed.episode
     assert episode.resolved_at is not None, "only past episodes have an end"
     reason = str(episode.resolve_reason or "")
-    told = ", ".join(episode.told) or "nobody was told"
+    told = ", ".join(episode.told) or "nobody"
     lasted = text.took(episode.opened_at, episode.resolved_at)
     peak = text.plain(Number(episode.peak_value, episode.peak_kind))
     ended = tag("span", "ended ", moment(episode.resolved_at, now, zone), class_="qw-sub")
@@ -102,38 +102,38 @@ def _ended_row(one: Shown, now: datetime, zone: tzinfo) -> Sequence[object]:
         tag("td", _name(one), _about(one), class_="qw-name"),
         tag("td", lasted, _runs(one), ended),
         tag("td", text.or_dash(peak), class_="qw-n"),
-        tag("td", REASONS.get(reason, reason), tag("span", f"told: {told}", class_="qw-sub"),
+        tag("td", REASONS.get(reason, reason), tag("span", f"notified: {told}", class_="qw-sub"),
             class_="qw-text"),
         tag("td", _open(one), class_="qw-n"),
     ]  # fmt: skip
 
 
-def _name(one: Shown) -> Html:
+def _name(one: ShownEpisode) -> Html:
     return link(one.listed.rule, "alerts", episode=one.listed.episode.id)
 
 
-def _about(one: Shown) -> Html:
+def _about(one: ShownEpisode) -> Html:
     candidate = one.listed.candidate or "the check itself"
     flaps = tag("span", "flapping", class_="qw-chip qw-wait") if one.is_flapping else Html("")
     return tag("span", f"{one.listed.check} · {candidate} ", flaps, class_="qw-sub")
 
 
-def _runs(one: Shown) -> Html:
+def _runs(one: ShownEpisode) -> Html:
     return tag("span", f" · {text.plural(one.listed.episode.num_runs, 'run')}")
 
 
-def _open(one: Shown) -> Html:
+def _open(one: ShownEpisode) -> Html:
     return link("Open →", "alerts", episode=one.listed.episode.id)
 
 
-def _acked(one: Shown, now: datetime, zone: tzinfo) -> Html:
+def _acked(one: ShownEpisode, now: datetime, zone: tzinfo) -> Html:
     episode = one.listed.episode
     if episode.acked_by is None:
-        words = "nobody looks after it" if one.listed.state in ("firing", "recovering") else ""
+        words = "unacknowledged" if one.listed.state in ("firing", "recovering") else ""
         return tag("div", words, class_="qw-soft") if words else Html("")
     when = moment(episode.acked_at, now, zone) if episode.acked_at else ""
     said = tag("span", episode.ack_comment or "", class_="qw-sub")
-    return tag("div", tag("b", episode.acked_by), " looks after it, ", when, said)
+    return tag("div", "acknowledged by ", tag("b", episode.acked_by), ", ", when, said)
 
 
 def _chips(receivers: Iterable[Receiver]) -> Html:
@@ -147,24 +147,25 @@ def _chip(receiver: Receiver) -> Html:
     return tag("span", f"{icon} {receiver.name}", class_=f"qw-chip {class_}", title=title)
 
 
-def _overlays(one: Shown, now: datetime, zone: tzinfo) -> list[Html]:
+def _overlays(one: ShownEpisode, now: datetime, zone: tzinfo) -> list[Html]:
     found = []
     if one.silence is not None:
         said = f"silenced by {one.silence.author}, ends "
         found.append(tag("div", said, moment(one.silence.ends_at, now, zone), class_="qw-sub"))
     if one.in_maintenance:
-        words = "in a maintenance window: kept, not told"
+        words = "in a maintenance window: nobody is notified"
         found.append(tag("div", words, class_="qw-sub"))
     return found
 
 
-def _nobody(one: Shown) -> str:
-    """Say why no endpoint was told."""
+def _nobody(one: ShownEpisode) -> str:
+    """Say why no endpoint was notified."""
     if one.listed.state == "pending":
         if one.listed.awaits_run_id is not None:
-            return "nobody is told before a second run confirms it"
-        return f"nobody is told yet: breached in {one.listed.num_breaches} runs so far"
+            return "nobody is notified before a second run confirms it"
+        breached = text.plural(one.listed.num_breaches, "run")
+        return f"nobody is notified yet: breached in {breached} so far"
     quiet = one.silence is not None or one.in_maintenance or one.listed.episode.muted_at is not None
     if quiet:
-        return "no endpoint was told: it is kept back"
-    return "no endpoint was told: none is configured for it"
+        return "no endpoint was notified: it is muted"
+    return "no endpoint was notified: none is configured for it"

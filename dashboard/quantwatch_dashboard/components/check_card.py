@@ -83,16 +83,16 @@ def _sentences(check: CheckSummary, known: Known, now: datetime) -> Iterator[Htm
 
 def _measured(check: CheckSummary, at: int) -> Html:
     """Say what the candidate that matters measures in the decided run, and against what."""
-    name, value, band = check.candidates[at], standings.value_now(check, at), check.bands[at]
+    name, value = check.candidates[at], standings.value_now(check, at)
     if value is None:
         return tag("p", f"Output KL of {name}: not measured in the newest run with results.")
-    change = standings.ratio(check, at)
+    found = standings.against(check, at)
     if check.not_comparable:
         against = f"; {check.not_comparable}"
-    elif change is None or band is None:
+    elif found is None:
         against = "; nothing to compare it with"
     else:
-        against = f", {times(change)} {check.compared_with} of {text.number(band.baseline)}"
+        against = f", {times(found[0])} {check.compared_with} of {text.number(found[1].baseline)}"
     shown = tag("b", text.number(value))
     return tag("p", f"Output KL of {name}: ", shown, f" nats{against}.")
 
@@ -131,7 +131,7 @@ def _facts(
     suite = check.decided.suite_name if check.decided is not None else state.config.get("suite")
     yield "suite", str(suite or text.NONE)
     if state.unhealthy_runs:
-        yield "without results", f"{state.unhealthy_runs} runs in a row"
+        yield "no result", f"{text.plural(state.unhealthy_runs, 'run')} in a row"
 
 
 def baseline(state: CheckState) -> object:

@@ -8,7 +8,7 @@ from quantwatch.report.numbers import Number
 from quantwatch.store.messages import DEAD
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components import hero
-from quantwatch_dashboard.components.alerts_table import (
+from quantwatch_dashboard.components.episodes import (
     number_against,
     severity_of,
     state_badge,
@@ -19,7 +19,7 @@ from quantwatch_dashboard.components.verdict import severity_badge, severity_ton
 from quantwatch_dashboard.components.words import moment
 from quantwatch_dashboard.logic import delivery_words
 from quantwatch_dashboard.logic.episode_story import Moment, value_of
-from quantwatch_dashboard.logic.episodes import Shown
+from quantwatch_dashboard.logic.episodes import ShownEpisode
 from quantwatch_dashboard.logic.series import place_key
 
 _ICONS = {
@@ -28,7 +28,7 @@ _ICONS = {
 }  # fmt: skip
 
 
-def card(one: Shown, now: datetime, zone: tzinfo) -> Html:
+def card(one: ShownEpisode, now: datetime, zone: tzinfo) -> Html:
     """Return what it is, how bad, since when, and who knows."""
     evidence = one.listed.episode.evidence
     head = severity_badge(severity_of(one)), " ", state_badge(one), _flaps(one)
@@ -43,7 +43,7 @@ def card(one: Shown, now: datetime, zone: tzinfo) -> Html:
     return hero.card(head, (what, *why, knows), _facts(one, now, zone), shade)
 
 
-def _flaps(one: Shown) -> Html:
+def _flaps(one: ShownEpisode) -> Html:
     words = "It fires again and again, so it has to stay away for longer before it ends."
     return (
         tag("span", "flapping", class_="qw-chip qw-wait", title=words)
@@ -52,7 +52,7 @@ def _flaps(one: Shown) -> Html:
     )
 
 
-def _facts(one: Shown, now: datetime, zone: tzinfo) -> list[tuple[str, object]]:
+def _facts(one: ShownEpisode, now: datetime, zone: tzinfo) -> list[tuple[str, object]]:
     episode, evidence = one.listed.episode, one.listed.episode.evidence
     return [
         ("check", link(one.listed.check, "check", check=one.listed.check)),
@@ -68,7 +68,7 @@ def _facts(one: Shown, now: datetime, zone: tzinfo) -> list[tuple[str, object]]:
     ]
 
 
-def _peak(one: Shown) -> str:
+def _peak(one: ShownEpisode) -> str:
     episode = one.listed.episode
     return text.or_dash(text.plain(Number(episode.peak_value, episode.peak_kind)))
 
@@ -113,7 +113,7 @@ def _handed(each: Moment) -> Html:
     return join(rows)
 
 
-def places(one: Shown) -> Html:
+def places(one: ShownEpisode) -> Html:
     """Return the scopes that breached, worst first, with links to the worst token of each."""
     evidence = one.listed.episode.evidence
     scopes: list[dict[str, Any]] = list(evidence.get("scopes") or ())

@@ -1,4 +1,4 @@
-"""Dead letters: what was given up, and how it is told again, one or all."""
+"""Dead letters: what was given up, and how it is replayed, one or all."""
 
 from datetime import timedelta
 
@@ -9,7 +9,7 @@ from quantwatch.errors import UserError
 from quantwatch.store.dead_letters import Delivery
 from quantwatch.store.replays import Replayed
 from quantwatch_dashboard import actions, clock, text
-from quantwatch_dashboard.components import address, asking, leftovers, page
+from quantwatch_dashboard.components import address, answers, asking, page
 from quantwatch_dashboard.components.alerts_endpoints import delivery_table
 from quantwatch_dashboard.queries import alerts as alert_queries
 from quantwatch_dashboard.roles import Person, Role
@@ -24,36 +24,36 @@ def show(url: str, endpoint: str | None, total: int) -> None:
     found = alert_queries.deliveries(url, "dead", endpoint)
     said = "Given up after the last try, or because the endpoint is disabled."
     if total > len(found) > 0:
-        said += f" The newest {len(found)} of {total:,}; older ones are told again all at once."
+        said += f" The newest {len(found)} of {total:,}; older ones are replayed all at once."
     page.section("Dead letters", said)
-    leftovers.show("letters", [_ONE, _ALL] if found else [])
+    answers.show("letters", [_ONE, _ALL] if found else [])
     if not found:
         page.say("There is no dead letter.")
         return
     st.html(delivery_table(found, clock.now(), clock.zone()))
     left, right = st.columns([3, 2], gap="large", vertical_alignment="bottom")
     with left:
-        _tell_one(found)
+        _replay_one(found)
     with right:
-        _tell_all(endpoint)
+        _offer_all(endpoint)
 
 
-def _tell_one(found: tuple[Delivery, ...]) -> None:
+def _replay_one(found: tuple[Delivery, ...]) -> None:
     letters = {one.event_id: one for one in found}
     address.choose("Dead letter", "event", list(letters), lambda i: _letter(letters[i]), 600)
     asking.button(
-        "Tell it again",
+        "Replay",
         lambda who: actions.replay(who, address.chosen_now("event")),
         key=_ONE,
-        done=lambda count: f"{_waiting(count)}." if count else "It waits already.",
+        done=lambda count: f"{_waiting(count)}." if count else "It is pending already.",
     )
 
 
-def _tell_all(endpoint: str | None) -> None:
+def _offer_all(endpoint: str | None) -> None:
     whose = "every endpoint" if endpoint is None else "this endpoint"
     since = address.choose("All that died in the last", "since", _SINCE)
     asking.button(
-        f"Tell all of {whose} again",
+        f"Replay all of {whose}",
         lambda who: _replay_all(who, since, endpoint),
         key=_ALL,
         needs=Role.ADMIN,
@@ -64,10 +64,10 @@ def _tell_all(endpoint: str | None) -> None:
 
 
 def _replay_all(who: Person, since: str, endpoint: str | None) -> Replayed:
-    """Tell all again as it was asked. Raises UserError when another choice was made since."""
+    """Replay all as it was asked. Raises UserError when another choice was made since."""
     chosen = address.chosen_now("since"), address.chosen_now("endpoint")
     if chosen != (since, endpoint or ANY):
-        raise UserError("Another choice was made after the question; nothing was told again.")
+        raise UserError("Another choice was made after the question; nothing was replayed.")
     return actions.replay_dead(who, timedelta(seconds=seconds(since)), endpoint)
 
 
@@ -78,7 +78,7 @@ def _replayed(found: object) -> str:
 
 
 def _waiting(count: object) -> str:
-    return "1 delivery waits again" if count == 1 else f"{count} deliveries wait again"
+    return "1 delivery is pending again" if count == 1 else f"{count} deliveries are pending again"
 
 
 def _letter(one: Delivery) -> str:
