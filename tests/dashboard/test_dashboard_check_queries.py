@@ -4,9 +4,9 @@ import pytest
 
 from quantwatch.domain import Verdict
 from quantwatch.errors import UserError
-from quantwatch_dashboard import queries
 from quantwatch_dashboard.logic.naming import Statistic
 from quantwatch_dashboard.queries import check as check_queries
+from quantwatch_dashboard.queries import overview, runs
 
 
 def test_a_check_with_its_nights(demo_url: str) -> None:
@@ -17,7 +17,7 @@ def test_a_check_with_its_nights(demo_url: str) -> None:
 
     assert summary.decided is not None
     assert summary.decided.verdict is Verdict.REGRESSION
-    assert summary in queries.checks(demo_url)
+    assert summary in overview.checks(demo_url)
     assert {p.run_id for p in trend} == {m.run_id for m in marks if m.verdict is not None}
     assert {p.candidate for p in trend} == set(summary.candidates)
     assert {p.floor for p in trend} == {3e-9}
@@ -30,7 +30,7 @@ def test_any_statistic_at_any_place(demo_url: str) -> None:
     """Catches a trend that always shows the mean, or the whole model."""
     shown = Statistic("lens_kl", "layers.14", "p99")
     own, whole = check_queries.trend(demo_url, "demo", shown), check_queries.trend(demo_url, "demo")
-    run = queries.result(demo_url, own[-1].run_id)
+    run = runs.result(demo_url, own[-1].run_id)
     row = run.candidates[-1].find("lens_kl", "layers.14")
 
     assert row is not None

@@ -3,7 +3,6 @@
 import plotly.graph_objects as go
 
 from quantwatch.metrics.registry import METRICS
-from quantwatch_dashboard import queries
 from quantwatch_dashboard.charts.layers import layer_chart
 from quantwatch_dashboard.components.explain import term
 from quantwatch_dashboard.components.markup import Html, tag
@@ -12,6 +11,7 @@ from quantwatch_dashboard.logic.cells import Kind, value_text
 from quantwatch_dashboard.logic.focus import Focus
 from quantwatch_dashboard.logic.grid import TokenGrid
 from quantwatch_dashboard.logic.lines import Guides, LayerLine
+from quantwatch_dashboard.queries import tokens
 
 _HOW = {
     "log": "Colors are logarithmic",
@@ -49,7 +49,7 @@ def profile(focus: Focus, grid: TokenGrid) -> go.Figure:
     lines = []
     for index, candidate in enumerate(focus.result.candidates):
         key = (focus.result.run_id, candidate.name, focus.metric, focus.prompt)
-        found = queries.grid(focus.url, key, focus.result.suite_hash)
+        found = tokens.grid(focus.url, key, focus.result.suite_hash)
         column = None if found is None else found.column(focus.token)
         if found is None or column is None:
             continue

@@ -3,10 +3,10 @@
 import streamlit as st
 
 from quantwatch.errors import NotFoundError
-from quantwatch_dashboard import queries
 from quantwatch_dashboard.components import address, page, trouble
 from quantwatch_dashboard.logic.episodes import headline
 from quantwatch_dashboard.queries import alerts as alert_queries
+from quantwatch_dashboard.queries import connection, overview
 from quantwatch_dashboard.views import (
     alerts_deliveries,
     alerts_list,
@@ -21,8 +21,8 @@ _TABS = {"alerts": "Alerts", "silences": "Silences", "deliveries": "Deliveries"}
 def show() -> None:
     """Show one episode if the address names one; else a list: alerts, silences or deliveries."""
     page.begin()
-    url = queries.url()
-    if not queries.checks(url):
+    url = connection.url()
+    if not overview.checks(url):
         page.head("Alerts")
         st.html(trouble.empty())
         return

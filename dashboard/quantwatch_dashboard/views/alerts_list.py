@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from quantwatch_dashboard import clock, queries, text
+from quantwatch_dashboard import clock, text
 from quantwatch_dashboard.components import address, page, trouble
 from quantwatch_dashboard.components.address import every, given
 from quantwatch_dashboard.components.breaches import alert_table
@@ -11,6 +11,7 @@ from quantwatch_dashboard.components.markup import link, tag
 from quantwatch_dashboard.components.words import moment
 from quantwatch_dashboard.logic.episodes import STATES, ShownEpisode, Wanted, filtered
 from quantwatch_dashboard.queries import alerts as alert_queries
+from quantwatch_dashboard.queries import overview, runs
 from quantwatch_dashboard.text import ANY
 
 _PAGE = 50
@@ -35,7 +36,7 @@ def show(url: str, found: tuple[ShownEpisode, ...]) -> None:
 
 def _filters(url: str) -> Wanted:
     """Let the reader filter."""
-    names = sorted(each.check for each in queries.checks(url))
+    names = sorted(each.check for each in overview.checks(url))
     with st.container(horizontal=True, vertical_alignment="bottom"):
         check = address.choose("Check", "check", [ANY, *names], every("checks"), 220)
         state = address.choose("State", "state", list(STATES), lambda name: STATES[name][0], 220)
@@ -75,7 +76,7 @@ def _newest_runs(url: str, check: str | None, found: tuple[ShownEpisode, ...]) -
     spoken = {one.listed.check for one in found}
     breached = [
         (each.check, each.decided)
-        for each in queries.checks(url)
+        for each in overview.checks(url)
         if each.decided is not None and each.decided.num_alerts
         if each.check not in spoken and check in (None, each.check)
     ]
@@ -88,6 +89,6 @@ def _newest_runs(url: str, check: str | None, found: tuple[ShownEpisode, ...]) -
     for name, run in breached[:_MOST_CHECKS]:
         when = moment(run.started_at, clock.now(), clock.zone())
         st.html(tag("p", link(name, "run", run=run.run_id), ", run of ", when))
-        st.html(alert_table(queries.result(url, run.run_id)))
+        st.html(alert_table(runs.result(url, run.run_id)))
     if more := text.more(len(breached), _MOST_CHECKS, "checks"):
         page.say(more)

@@ -4,7 +4,7 @@ import streamlit as st
 
 from quantwatch.domain import UNDECIDED
 from quantwatch.metrics.registry import METRICS
-from quantwatch_dashboard import actions, clock, queries
+from quantwatch_dashboard import actions, clock
 from quantwatch_dashboard.charts.judged import judged_chart
 from quantwatch_dashboard.components import asking, episode_page, facts, page, picture
 from quantwatch_dashboard.components.episodes import ended_table
@@ -12,6 +12,7 @@ from quantwatch_dashboard.components.markup import link, tag
 from quantwatch_dashboard.logic import naming
 from quantwatch_dashboard.logic.episodes import ShownEpisode
 from quantwatch_dashboard.queries import alerts as alert_queries
+from quantwatch_dashboard.queries import connection
 from quantwatch_dashboard.views import alerts_silences
 
 _FEWEST = 3
@@ -75,7 +76,7 @@ def _actions(url: str, one: ShownEpisode) -> None:
     again = one.listed.episode.evidence.get("command")
     if again:
         _command("Measure it again:", str(again))
-    close = f"{queries.program()} alerts close {one.listed.alert_id} --reason WHY"
+    close = f"{connection.program()} alerts close {one.listed.alert_id} --reason WHY"
     _command("Close it by hand, where it will never recover by itself:", close)
 
 

@@ -3,7 +3,7 @@
 import streamlit as st
 
 from quantwatch.domain import Verdict
-from quantwatch_dashboard import clock, queries
+from quantwatch_dashboard import clock
 from quantwatch_dashboard.components import check_card, page, trouble
 from quantwatch_dashboard.components.address import pick
 from quantwatch_dashboard.components.markup import Html, link
@@ -11,6 +11,7 @@ from quantwatch_dashboard.logic import trends
 from quantwatch_dashboard.logic.summaries import CheckSummary
 from quantwatch_dashboard.queries import alerts as alert_queries
 from quantwatch_dashboard.queries import check as check_queries
+from quantwatch_dashboard.queries import connection, overview
 from quantwatch_dashboard.views import (
     check_actions,
     check_candidates,
@@ -24,8 +25,8 @@ from quantwatch_dashboard.views import (
 def show() -> None:
     """Show the check named in the address; without a name, the worst one."""
     page.begin()
-    url = queries.url()
-    found = queries.checks(url)
+    url = connection.url()
+    found = overview.checks(url)
     named = st.query_params.get("check") or (found[0].check if found else None)
     if named is None:
         page.head("Check")

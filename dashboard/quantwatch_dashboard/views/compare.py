@@ -6,12 +6,12 @@ import streamlit as st
 
 from quantwatch.baselines.comparable import Mismatch, differing
 from quantwatch.domain import RunResult
-from quantwatch_dashboard import queries
 from quantwatch_dashboard.components import compare, page, trouble
 from quantwatch_dashboard.components.address import flag
 from quantwatch_dashboard.logic import contrast, identities
 from quantwatch_dashboard.logic.contrast import Side, Tests
 from quantwatch_dashboard.queries import compare as compare_queries
+from quantwatch_dashboard.queries import connection, overview, runs
 from quantwatch_dashboard.views import compare_inside, compare_layers, compare_sides
 
 
@@ -19,7 +19,7 @@ from quantwatch_dashboard.views import compare_inside, compare_layers, compare_s
 def show() -> None:
     """Show the two candidates that the address names, or the worst run and what came before."""
     page.begin()
-    url = queries.url()
+    url = connection.url()
     usual = _usual(url)
     if usual is None:
         page.head("Compare")
@@ -41,12 +41,12 @@ def show() -> None:
 
 def _usual(url: str) -> str | None:
     """Return the newest measured run of the worst check, None when nothing was ever measured."""
-    decided = (check.decided.run_id for check in queries.checks(url) if check.decided is not None)
+    decided = (check.decided.run_id for check in overview.checks(url) if check.decided is not None)
     return next(decided, None) or next(iter(compare_queries.options(url)), None)
 
 
 def _result(url: str, side: str, usual: str) -> RunResult:
-    return queries.result(url, queries.resolve(url, st.query_params.get(f"run_{side}") or usual))
+    return runs.result(url, runs.resolve(url, st.query_params.get(f"run_{side}") or usual))
 
 
 def _headline(a: Side, b: Side, tests: Tests, why: Sequence[Mismatch]) -> None:

@@ -3,7 +3,6 @@
 import streamlit as st
 
 from quantwatch.store.records import StoredPrompt
-from quantwatch_dashboard import queries
 from quantwatch_dashboard.charts.heatmap import Look, heatmap
 from quantwatch_dashboard.components import page, picture, trouble, window
 from quantwatch_dashboard.components.address import flag, pick
@@ -15,6 +14,7 @@ from quantwatch_dashboard.logic.contrast import Side
 from quantwatch_dashboard.logic.focus import CHANGES, HEADROOM, MATRICES, RANGES
 from quantwatch_dashboard.logic.grid import TokenGrid
 from quantwatch_dashboard.logic.rows import whole_layers
+from quantwatch_dashboard.queries import tokens
 from quantwatch_dashboard.views.run_inside import describe
 
 _READ = "Red: B is worse, blue: B is better, nearly white: equal; logarithmic."
@@ -63,16 +63,16 @@ def _say(words: str) -> None:
 
 def _shared(url: str, a: Side, b: Side) -> tuple[dict[str, StoredPrompt], list[str]]:
     """Return the prompts and the metrics of which both have a matrix."""
-    kinds = queries.block_kinds(url, *a.key) & queries.block_kinds(url, *b.key)
+    kinds = tokens.block_kinds(url, *a.key) & tokens.block_kinds(url, *b.key)
     kept = {(metric, prompt) for kind, metric, prompt in kinds if kind == "per_token"}
     metrics = [metric for metric in MATRICES if any(each == metric for each, _ in kept)]
     indices = {prompt for metric, prompt in kept if metric in metrics}
-    found = queries.prompts(url, a.result.suite_hash)
+    found = tokens.prompts(url, a.result.suite_hash)
     return {str(p.index): p for p in found if p.index in indices}, metrics
 
 
 def _grid(url: str, side: Side, metric: str, prompt: int) -> TokenGrid | None:
-    grid = queries.grid(url, (*side.key, metric, prompt), side.result.suite_hash)
+    grid = tokens.grid(url, (*side.key, metric, prompt), side.result.suite_hash)
     return None if grid is None else whole_layers(grid).measured_only()
 
 

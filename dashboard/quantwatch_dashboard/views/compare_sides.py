@@ -5,13 +5,14 @@ import streamlit as st
 from quantwatch.domain import RunResult
 from quantwatch.errors import UserError
 from quantwatch.store.records import RunSummary
-from quantwatch_dashboard import clock, queries, text
+from quantwatch_dashboard import clock, text
 from quantwatch_dashboard.components import compare
 from quantwatch_dashboard.components.address import pick
 from quantwatch_dashboard.components.markup import tag
 from quantwatch_dashboard.logic import series
 from quantwatch_dashboard.logic.contrast import Side
 from quantwatch_dashboard.queries import compare as compare_queries
+from quantwatch_dashboard.queries import runs as run_queries
 
 _SIDES = ("a", "b")
 
@@ -37,7 +38,7 @@ def _side(url: str, side: str, result: RunResult, avoid: str | None, like: str =
     letter = side.upper()
     run = pick(f"Run {letter}", f"run_{side}", list(runs), result.run_id,
                lambda run_id: _described(runs[run_id]))  # fmt: skip
-    chosen = queries.result(url, run)
+    chosen = run_queries.result(url, run)
     names = [c.name for c in chosen.candidates if c.failure is None]
     lead = series.leading(chosen)
     if not names or lead is None:

@@ -7,11 +7,12 @@ from streamlit.delta_generator import DeltaGenerator
 
 from quantwatch.store.kernel_groups import FAILED, NOT_APPLICABLE, PASSED
 from quantwatch.store.kernels import KernelBatch
-from quantwatch_dashboard import clock, queries, text
+from quantwatch_dashboard import clock, text
 from quantwatch_dashboard.components import kernel_batches, kernel_words, kernels, page, trouble
 from quantwatch_dashboard.components.address import choose, every, pick
 from quantwatch_dashboard.logic import kernel_matrix
 from quantwatch_dashboard.logic.kernel_matrix import Cell
+from quantwatch_dashboard.queries import connection
 from quantwatch_dashboard.queries import kernels as kernel_queries
 from quantwatch_dashboard.text import ANY
 from quantwatch_dashboard.views import kernels_inside
@@ -25,14 +26,14 @@ Columns = Sequence[DeltaGenerator]
 def show() -> None:
     """Show every operator on every back end, then what fails, then one of them in depth."""
     page.begin()
-    url = queries.url()
+    url = connection.url()
     tests = kernel_queries.batches(url, "test")
     every = sorted(
         (*tests, *kernel_queries.batches(url, "bench")), key=lambda b: b.started_at, reverse=True
     )
     if not every:
         page.head("Kernels")
-        st.html(kernel_words.empty(queries.program()))
+        st.html(kernel_words.empty(connection.program()))
         return
     title, columns = st.container(), st.columns([2, 3, 3, 2])
     device, upto = _where(every, columns)

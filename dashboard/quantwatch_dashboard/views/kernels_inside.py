@@ -5,12 +5,13 @@ from collections.abc import Sequence
 import streamlit as st
 
 from quantwatch.store.kernel_groups import FAILED
-from quantwatch_dashboard import clock, queries, text
+from quantwatch_dashboard import clock, text
 from quantwatch_dashboard.charts.kernels import share_trend, speed_by_shape
 from quantwatch_dashboard.components import facts, kernel_batches, kernels, page, picture
 from quantwatch_dashboard.components.address import pick
 from quantwatch_dashboard.logic import kernel_matrix
 from quantwatch_dashboard.logic.kernel_matrix import Cell
+from quantwatch_dashboard.queries import connection
 from quantwatch_dashboard.queries import kernels as kernel_queries
 
 
@@ -56,7 +57,7 @@ def _failures(url: str, cells: Sequence[Cell], device: str) -> None:
     total = sum(cell.group.num_failed for cell in failing if cell.group is not None)
     words = "" if len(found) >= total else f" The first {len(found):,} of {total:,} are shown."
     page.section("What fails", f"Each row can be repeated by its command.{words}")
-    st.html(kernels.failures(found, queries.program(), device))
+    st.html(kernels.failures(found, connection.program(), device))
 
 
 def _chosen(tested: Sequence[Cell]) -> Cell:

@@ -2,10 +2,11 @@
 
 import streamlit as st
 
-from quantwatch_dashboard import clock, queries
+from quantwatch_dashboard import clock
 from quantwatch_dashboard.components import address, page, service, trouble
 from quantwatch_dashboard.logic import service_words
 from quantwatch_dashboard.logic.service_words import Figure
+from quantwatch_dashboard.queries import connection, overview
 from quantwatch_dashboard.queries import operations as operation_queries
 from quantwatch_dashboard.views import (
     operations_audit,
@@ -31,7 +32,7 @@ _PARTS = {
 def show() -> None:
     """Show the figures at the top and, below, the part that the address names."""
     page.begin()
-    url = queries.url()
+    url = connection.url()
     # Before any fragment: when the database is the trouble there is one card, not two.
     operation_queries.service(url)
     _top(url)
@@ -55,7 +56,7 @@ def _figures(url: str, found: operation_queries.Service) -> tuple[Figure, ...]:
     return (
         service_words.scheduler(found.leader, found.silence_s),
         service_words.workers(found.parts),
-        service_words.queue(queries.running(url), now),
+        service_words.queue(overview.running(url), now),
         service_words.deliveries(dict(found.deliveries), found.oldest_delivery, now),
         service_words.trouble(failed, len(found.quarantined), found.parts),
         service_words.room(space.total_bytes, space.disk),

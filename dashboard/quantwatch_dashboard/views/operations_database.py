@@ -2,8 +2,9 @@
 
 import streamlit as st
 
-from quantwatch_dashboard import clock, queries, text
+from quantwatch_dashboard import clock, text
 from quantwatch_dashboard.components import facts, page, storage
+from quantwatch_dashboard.queries import connection
 from quantwatch_dashboard.queries import operations as operation_queries
 
 _SMALL_BYTES = 256 << 20
@@ -20,7 +21,7 @@ def show(url: str) -> None:
     st.html(
         facts.facts(
             [
-                ("database", queries.shown_url(url)),
+                ("database", connection.shown_url(url)),
                 ("size", text.size(space.total_bytes)),
                 ("disk", disk),
                 ("schema", f"revision {space.revision}"),

@@ -2,8 +2,9 @@
 
 import streamlit as st
 
-from quantwatch_dashboard import clock, queries, text
+from quantwatch_dashboard import clock, text
 from quantwatch_dashboard.components import answers, failed_tasks, page, service, trouble
+from quantwatch_dashboard.queries import connection, overview
 from quantwatch_dashboard.queries import operations as operation_queries
 from quantwatch_dashboard.views import acts
 
@@ -31,7 +32,7 @@ def show(url: str) -> None:
     page.section("Next runs", "Nominal times; the jitter of each check comes on top.")
     timetable = operation_queries.timetable(url)
     if timetable:
-        busy = {run.check for run in queries.running(url)}
+        busy = {run.check for run in overview.running(url)}
         shown = timetable[:_MOST_CHECKS]
         st.html(service.timetable(shown, busy, clock.now(), clock.zone()))
         if more := text.more(len(timetable), _MOST_CHECKS, "later ones, each on its check's page"):
@@ -52,7 +53,7 @@ def _live(url: str) -> None:
         st.html(service.parts(found.parts, found.leader.holder if found.leader else None))
     else:
         title = "No part of a service has been seen for a day"
-        st.html(trouble.state(title, _START, command=f"{queries.program()} start"))
+        st.html(trouble.state(title, _START, command=f"{connection.program()} start"))
     page.section("Queue", "Runs that wait for a worker or are under way, oldest first.")
     _queue(url)
     if found.slots:
@@ -60,7 +61,7 @@ def _live(url: str) -> None:
 
 
 def _queue(url: str) -> None:
-    runs, now = queries.running(url), clock.now()
+    runs, now = overview.running(url), clock.now()
     answers.show("queue", [acts.cancel_key(run.run_id) for run in runs])
     if not runs:
         page.say("Nothing waits and nothing is under way.")

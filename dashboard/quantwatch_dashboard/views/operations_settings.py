@@ -6,10 +6,11 @@ from importlib.metadata import PackageNotFoundError, version
 import streamlit as st
 
 from quantwatch.store.applied import ENDPOINT
-from quantwatch_dashboard import clock, queries, text
+from quantwatch_dashboard import clock, text
 from quantwatch_dashboard.components import facts, page, trouble
 from quantwatch_dashboard.components.address import choose, every
 from quantwatch_dashboard.components.markup import link
+from quantwatch_dashboard.queries import connection
 from quantwatch_dashboard.queries import operations as operation_queries
 from quantwatch_dashboard.text import ANY
 
@@ -30,7 +31,7 @@ def show(url: str) -> None:
             trouble.state(
                 "Nothing was applied yet",
                 "A service applies its quantwatch.toml when it starts and when the file changes.",
-                command=f"{queries.program()} config plan\n{queries.program()} start",
+                command=f"{connection.program()} config plan\n{connection.program()} start",
             )
         )
     else:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import streamlit as st
 
-from quantwatch_dashboard import clock, queries
+from quantwatch_dashboard import clock
 from quantwatch_dashboard.components import address, checks, page, trouble
 from quantwatch_dashboard.components.markup import Html, tag
 from quantwatch_dashboard.components.verdict import tone, verdict_word
@@ -12,6 +12,7 @@ from quantwatch_dashboard.logic import standings, verdict_words
 from quantwatch_dashboard.logic.standings import Wanted
 from quantwatch_dashboard.logic.summaries import CheckSummary
 from quantwatch_dashboard.queries import alerts as alert_queries
+from quantwatch_dashboard.queries import connection, overview, runs
 from quantwatch_dashboard.text import ANY
 from quantwatch_dashboard.views import live
 
@@ -23,14 +24,14 @@ _NUM_RUNS = 12
 def show() -> None:
     """Show one row per check, worst first, and the newest runs."""
     page.begin()
-    url, now, zone = queries.url(), clock.now(), clock.zone()
-    found = queries.checks(url)
+    url, now, zone = connection.url(), clock.now(), clock.zone()
+    found = overview.checks(url)
     if not found:
         page.head("Overview")
         st.html(trouble.empty())
         return
     used = standings.in_use(found)
-    faults = queries.faults(url, verdict_words.named(used))
+    faults = overview.faults(url, verdict_words.named(used))
     page.head(verdict_words.headline(used), verdict_words.counts(used))
     words = verdict_words.answer(used, faults, now)
     st.html(tag("p", words, class_=f"qw-answer {tone(verdict_words.worst_verdict(used))}"))
@@ -40,7 +41,7 @@ def show() -> None:
         "Newest runs",
         "Failed and cancelled runs are the monitor's own trouble; they say nothing about a model.",
     )
-    st.html(checks.run_table(queries.recent_runs(url)[:_NUM_RUNS], now, zone))
+    st.html(checks.run_table(runs.recent_runs(url)[:_NUM_RUNS], now, zone))
 
 
 def _checks(url: str, found: Sequence[CheckSummary]) -> None:
@@ -57,7 +58,7 @@ def _checks(url: str, found: Sequence[CheckSummary]) -> None:
         if len(shown) > len(rows):
             said = f"{first + 1}–{first + len(rows)} of {len(shown)} checks"
             st.html(tag("span", said, class_="qw-soft qw-small"), width="content")
-    beside = checks.Beside(now, zone, queries.faults(url, rows), alert_queries.silenced(url))
+    beside = checks.Beside(now, zone, overview.faults(url, rows), alert_queries.silenced(url))
     with table:
         _tables(rows, beside)
 

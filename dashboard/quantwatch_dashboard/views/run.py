@@ -5,13 +5,14 @@ import streamlit as st
 from quantwatch.domain import CandidateResult, RunResult
 from quantwatch.metrics.registry import VERSION
 from quantwatch.store.records import RunSummary
-from quantwatch_dashboard import clock, queries, text
+from quantwatch_dashboard import clock, text
 from quantwatch_dashboard.components import facts, page, run_card, trouble
 from quantwatch_dashboard.components.address import pick
 from quantwatch_dashboard.components.breaches import alert_table
 from quantwatch_dashboard.components.candidates import side_by_side, tiles
 from quantwatch_dashboard.components.markup import link
 from quantwatch_dashboard.logic import series
+from quantwatch_dashboard.queries import connection, overview, runs
 from quantwatch_dashboard.views import run_details, run_inside, run_layers, run_state
 
 
@@ -19,13 +20,13 @@ from quantwatch_dashboard.views import run_details, run_inside, run_layers, run_
 def show() -> None:
     """Show the run named in the address; without a name, that of the worst check."""
     page.begin()
-    url = queries.url()
+    url = connection.url()
     named = st.query_params.get("run") or _first(url)
     if named is None:
         page.head("Run")
         st.html(trouble.empty())
         return
-    result = queries.result(url, queries.resolve(url, named))
+    result = runs.result(url, runs.resolve(url, named))
     lead = series.leading(result)
     _head(url, result)
     if result.status.is_ended:
@@ -43,16 +44,16 @@ def show() -> None:
 
 
 def _first(url: str) -> str | None:
-    for check in queries.checks(url):
+    for check in overview.checks(url):
         if (run := check.decided or check.newest) is not None:
             return run.run_id
-    return next((run.run_id for run in queries.recent_runs(url)), None)
+    return next((run.run_id for run in runs.recent_runs(url)), None)
 
 
 def _head(url: str, result: RunResult) -> None:
     """Show which check this is and let the reader go to its other runs."""
     left, right = st.columns([3, 2], vertical_alignment="bottom")
-    recent = {run.run_id: run for run in queries.recent_runs(url, result.check, 50)}
+    recent = {run.run_id: run for run in runs.recent_runs(url, result.check, 50)}
     names = list(recent) if result.run_id in recent else [result.run_id, *recent]
     with left:
         page.head(

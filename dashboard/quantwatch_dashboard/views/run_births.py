@@ -2,12 +2,12 @@
 
 import streamlit as st
 
-from quantwatch_dashboard import queries
 from quantwatch_dashboard.charts.births import MAX_POINTS, birth_map
 from quantwatch_dashboard.components import births, page, picture
 from quantwatch_dashboard.logic import series
 from quantwatch_dashboard.logic.focus import Focus
 from quantwatch_dashboard.logic.nonfinite import Birth, by_prompt
+from quantwatch_dashboard.queries import tokens as token_queries
 
 
 def show(focus: Focus) -> None:
@@ -23,7 +23,7 @@ def show(focus: Focus) -> None:
     )
     st.html(births.candidates(result, counted))
     key = (focus.url, result.run_id, focus.candidate.name, result.suite_hash)
-    found = queries.births(*key) if counted.get(focus.candidate.name) else ()
+    found = token_queries.births(*key) if counted.get(focus.candidate.name) else ()
     if not found:
         page.say(f"{focus.candidate.name} is finite wherever its tokens are kept.")
         return
@@ -40,7 +40,7 @@ def _map(focus: Focus, here: list[Birth]) -> None:
         words = f"Prompt {focus.prompt} is finite; choose one from the table."
         page.say(words)
         return
-    prompts = queries.prompts(focus.url, focus.result.suite_hash)
+    prompts = token_queries.prompts(focus.url, focus.result.suite_hash)
     tokens = next(p.num_tokens for p in prompts if p.index == focus.prompt)
     figure = birth_map(here, series.scopes(focus.candidate), tokens)
     alt = "First place that is not finite, by token"

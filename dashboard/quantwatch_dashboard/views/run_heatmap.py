@@ -5,7 +5,6 @@ from dataclasses import replace
 import plotly.graph_objects as go
 import streamlit as st
 
-from quantwatch_dashboard import queries
 from quantwatch_dashboard.charts.heatmap import Chosen, Look, heatmap
 from quantwatch_dashboard.components import heatmap_words, page, picture, window
 from quantwatch_dashboard.components.address import flag, pick
@@ -13,6 +12,7 @@ from quantwatch_dashboard.logic import difference, series
 from quantwatch_dashboard.logic.focus import HEADROOM, Focus
 from quantwatch_dashboard.logic.grid import TokenGrid
 from quantwatch_dashboard.logic.rows import has_parts, whole_layers, with_parts
+from quantwatch_dashboard.queries import tokens
 
 _COLOR_BAR = 96
 """Width of the color bar that the picture below has, so that both are as wide."""
@@ -27,7 +27,7 @@ _TOKENS = {
 
 def show(focus: Focus) -> None:
     """Show one metric of one candidate; sampled metrics over all prompts unless one is wanted."""
-    grid = queries.grid(focus.url, focus.key, focus.result.suite_hash)
+    grid = tokens.grid(focus.url, focus.key, focus.result.suite_hash)
     if grid is None:
         page.say("This metric is not stored for this prompt.")
         return
@@ -60,13 +60,13 @@ def _tokens(focus: Focus, grid: TokenGrid, wanted: str) -> TokenGrid:
     """Return the tokens that are wanted; held against the baseline's, if that is asked for."""
     key, suite = focus.key, focus.result.suite_hash
     if wanted == "all":
-        grid = queries.measured_tokens(focus.url, *key[:3], suite) or grid
+        grid = tokens.measured_tokens(focus.url, *key[:3], suite) or grid
     if focus.before is None:
         return grid
     old = focus.before.run_id, *key[1:]
-    before = queries.grid(focus.url, old, suite)
+    before = tokens.grid(focus.url, old, suite)
     if wanted == "all":
-        before = queries.measured_tokens(focus.url, *old[:3], suite)
+        before = tokens.measured_tokens(focus.url, *old[:3], suite)
     if before is None:
         return grid.between(-1, -1)
     return (difference.loss if focus.metric == HEADROOM else difference.ratio)(grid, before)

@@ -4,11 +4,12 @@ import streamlit as st
 
 from quantwatch.domain import CandidateResult, RunResult
 from quantwatch.store.records import StoredPrompt
-from quantwatch_dashboard import queries, text
+from quantwatch_dashboard import text
 from quantwatch_dashboard.components import page, trouble, window
 from quantwatch_dashboard.components.address import choose, every, given, pick
 from quantwatch_dashboard.logic import naming, series
 from quantwatch_dashboard.logic.focus import MATRICES, Focus
+from quantwatch_dashboard.queries import runs, tokens
 from quantwatch_dashboard.text import ANY
 from quantwatch_dashboard.views import run_births, run_heatmap, run_tokens, run_topk
 
@@ -44,8 +45,8 @@ def show(url: str, result: RunResult, lead: CandidateResult) -> None:
     with one:
         name = pick("Candidate", "candidate", names, lead.name)
     candidate = next(c for c in result.candidates if c.name == name)
-    kinds = queries.block_kinds(url, result.run_id, name)
-    prompts = queries.prompts(url, result.suite_hash)
+    kinds = tokens.block_kinds(url, result.run_id, name)
+    prompts = tokens.prompts(url, result.suite_hash)
     stored = {str(p.index): p for p in prompts if ("per_token", "logit_kl", p.index) in kinds}
     metrics = [m for m in MATRICES if any(kind[:2] == ("per_token", m) for kind in kinds)]
     if not stored or not metrics:
@@ -71,7 +72,7 @@ def _place(
 ) -> tuple[str | None, int]:
     """Let the reader choose a layer and a token."""
     key = (result.run_id, candidate.name, "logit_kl", prompt.index)
-    grid = queries.grid(url, key, result.suite_hash)
+    grid = tokens.grid(url, key, result.suite_hash)
     assert grid is not None, "prompts without output KL are not offered"
     worst = grid.worst_cell()
     default = grid.places[worst[1] if worst else 0].position
@@ -90,13 +91,13 @@ def _place(
 
 def _before(url: str, result: RunResult, candidate: str, metric: str) -> RunResult | None:
     """Let the reader hold the run against its baseline, when that has this matrix, too."""
-    found = None if result.baseline_mismatch else queries.baseline(url, result.baseline_run_id)
+    found = None if result.baseline_mismatch else runs.baseline(url, result.baseline_run_id)
     fits = found is not None and found.suite_hash == result.suite_hash
     if found is None or not fits:
         why = "not comparable" if result.baseline_mismatch or found else "no baseline here"
         pick("Compared with", "against", [_ALONE], _ALONE, lambda _: f"nothing ({why})")
         return None
-    kinds = queries.block_kinds(url, found.run_id, candidate)
+    kinds = tokens.block_kinds(url, found.run_id, candidate)
     kept = any(kind[:2] == ("per_token", metric) for kind in kinds)
     words = {_ALONE: "nothing", _BEFORE: f"baseline {text.short_id(found.run_id)}"}
     options = [_ALONE, _BEFORE] if kept else [_ALONE]

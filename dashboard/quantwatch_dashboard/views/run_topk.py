@@ -2,13 +2,13 @@
 
 import streamlit as st
 
-from quantwatch_dashboard import queries
 from quantwatch_dashboard.charts.heatmap import Look
 from quantwatch_dashboard.components import heatmap_words, page, picture
 from quantwatch_dashboard.components.address import flag, pick
 from quantwatch_dashboard.logic import naming
 from quantwatch_dashboard.logic.focus import RANGES, TOPK, Focus
 from quantwatch_dashboard.logic.rows import whole_layers
+from quantwatch_dashboard.queries import tokens
 from quantwatch_dashboard.views.run_heatmap import drawn
 
 _NORMALISED = (1e-2, 1.0)
@@ -30,7 +30,7 @@ def show(focus: Focus, metrics: list[str]) -> None:
     with middle:
         normalised = flag("Normalised: ÷ the layer's largest", "normalised")
     key = (focus.result.run_id, focus.candidate.name, k)
-    found = queries.measured_tokens(focus.url, *key, focus.result.suite_hash)
+    found = tokens.measured_tokens(focus.url, *key, focus.result.suite_hash)
     grid = None if found is None else whole_layers(found).measured_only()
     if grid is None or not grid.values.size:
         page.say("Nothing of this metric was measured here.")
