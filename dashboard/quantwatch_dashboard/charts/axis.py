@@ -17,6 +17,11 @@ _LOWEST, _HIGHEST, _FARTHEST = -323, 308.2, 4e307
 """What a float can hold: decades of a log axis, and an end of a linear one with room beyond."""
 _SPARE, _ROW = 0.08, 0.12
 """Room around the values, and for a row of its own, as shares of the span."""
+_LEADS: tuple[tuple[float, tuple[float, ...]], ...] = (
+    (0.8, (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)),
+    (2.5, (1.0, 2.0, 5.0)),
+)
+"""Up to so many decades, these ticks of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +147,10 @@ def _ends(shown: Sequence[float]) -> tuple[float, float]:
 
 
 def _log_ticks(low: float, high: float) -> Iterable[float]:
-    """Yield 1, 2 and 5 of each decade; over many decades only the powers of ten."""
+    """Yield 1, 2 and 5 of each decade, more within one; over many only the powers of ten."""
     decades = range(max(math.floor(low), _LOWEST), min(math.ceil(high), int(_HIGHEST)) + 1)
     step = max(1, math.ceil(len(decades) / 8))
-    leads = (1.0, 2.0, 5.0) if high - low <= 2.5 else (1.0,)
+    leads = next((found for most, found in _LEADS if high - low <= most), (1.0,))
     for decade in decades[::step]:
         for each in leads:
             height = each * 10.0**decade
