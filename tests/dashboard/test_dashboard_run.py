@@ -123,7 +123,7 @@ def test_unknown_layer_is_none(save_run: Save, value: str) -> None:
     """Catches an exception for a layer that this model does not have."""
     save_run(Spec(candidates=DEMO[:1], num_prompts=1))
 
-    assert boxes(open_run(layer=value))["Layer"] == "none"
+    assert boxes(open_run(layer=value))["Layer"] == "any"
 
 
 def test_every_token_of_a_long_prompt_can_be_reached(save_run: Save) -> None:
@@ -180,7 +180,7 @@ def test_chosen_token_is_named_with_both_models(save_run: Save) -> None:
     shown = html(open_run(token="7", prompt="1", candidate="int4-g64"))
 
     assert "After token 7 " in shown
-    assert all(f">{name}</th>" in shown for name in ("share", "difference", "rank"))
+    assert all(f">{name}<" in shown for name in ("probability ≤", "difference", "rank"))
     assert re.search(r"[▲▼]\d", shown)
 
 
