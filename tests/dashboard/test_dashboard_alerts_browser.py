@@ -51,7 +51,7 @@ def test_from_the_list_to_a_silence(address: str, browser: Browser) -> None:
     expect.set_options(timeout=WAIT_MS)
     errors = watched(page)
     page.goto(f"{address}/alerts?state=open")
-    settled(page, ".qw-episodes")
+    settled(page, ".qw-cards")
     assert page.evaluate("document.body.scrollWidth <= innerWidth")
     page.get_by_role("link", name="output-kl").click()
     settled(page, ".qw-story")

@@ -111,9 +111,9 @@ def test_overview_to_run_to_token(address: str, open_page: OpenPage, tmp_path: P
     assert "candidate=int8-fault" in page.url
     page.screenshot(path=tmp_path / "run.png")
 
-    page.locator('.qw-scroll.qw-top a[href*="position="]').first.click()
-    settled(page, ".qw-prompt span.at")
-    assert "position=" in page.url
+    page.locator('.qw-scroll.qw-top a[href*="token="]').first.click()
+    settled(page, ".qw-prompt .qw-at")
+    assert "token=" in page.url
     assert errors == []
 
 

@@ -40,7 +40,7 @@ def test_from_the_overview_to_a_run_by_a_click_on_the_trend(
     page.get_by_text("Regression 1").click()
     page.wait_for_url("**verdict=regression**")
     page.wait_for_function("document.querySelectorAll('.qw-overview tbody tr').length === 1")
-    page.locator(".qw-overview td.name a").first.click()
+    page.locator(".qw-overview td.qw-name a").first.click()
     settled(page, POINTS)
     assert page.inner_text("h1") == "demo"
     assert "int8-fault: layers.14.mlp.down_proj" in page.inner_text(".qw-what")

@@ -62,7 +62,7 @@ def test_without_a_name_it_is_the_worst_check(demo_url: str) -> None:
 def test_address_restores_the_trend(demo_url: str) -> None:
     """Catches a link in a message that opens another statistic."""
     wanted = {
-        "metric": "lens_kl", "scope": "layers.14", "statistic": "p99", "candidate": "int4-g64",
+        "metric": "lens_kl", "place": "layers.14", "statistic": "p99", "candidate": "int4-g64",
         "range": "30", "alone": "1", "runs": "with a change",
     }  # fmt: skip
     page = open_page("check", check="demo", **wanted)
@@ -79,7 +79,7 @@ def test_address_restores_the_trend(demo_url: str) -> None:
 def test_a_mistyped_address_shows_the_headline(demo_url: str) -> None:
     """Catches an exception for an address that was cut."""
     page = open_page(
-        "check", check="demo", metric="<b>", scope="layers.99", statistic="p98", candidate="x",
+        "check", check="demo", metric="<b>", place="layers.99", statistic="p98", candidate="x",
         range="1e9", page="x", pin="y",
     )  # fmt: skip
     assert boxes(page)["Metric"] == "logit_kl"
@@ -136,7 +136,7 @@ def test_shallow_and_deep_models(save_run: Callable[[Spec], RunResult], num_laye
     """Catches a picker that assumes 30 layers."""
     save_run(Spec(num_layers=num_layers, num_prompts=1, candidates=(Candidate("a", 1e-2),)))
     last = f"layers.{num_layers - 1}"
-    assert boxes(open_page("check", metric="lens_kl", scope=last))["Place"] == last
+    assert boxes(open_page("check", metric="lens_kl", place=last))["Place"] == last
 
 
 def test_candidates_that_are_not_finite_or_not_measured(

@@ -19,7 +19,8 @@ from quantwatch.store.operations import Leader, Telemetry
 from quantwatch.store.session import Database, open_database
 from quantwatch.store.states import UnendedRun
 from quantwatch.store.tables import CheckRow, EndpointRow, RunAttemptRow, RunRow
-from quantwatch_dashboard import access, gpu_runs, service_words, text
+from quantwatch_dashboard import access, text
+from quantwatch_dashboard.logic import gpu_runs, service_words
 from quantwatch_dashboard.roles import How, Person, Role
 
 PARTS = ("Service", "Delivery", "Database", "GPUs", "Settings", "Audit")
@@ -41,7 +42,7 @@ def open_part(part: str, **query: str) -> AppTest:
         "from quantwatch_dashboard.views import operations\noperations.show()",
         default_timeout=TIMEOUT_S,
     )
-    for key, value in {"part": part, **query}.items():
+    for key, value in {"show": part.casefold(), **query}.items():
         page.query_params[key] = value
     page.run()
     assert not page.exception, page.exception
@@ -119,8 +120,8 @@ def test_the_service_at_a_glance(running: str) -> None:
     """Catches figures that say all is well while a check is in quarantine."""
     shown = html(open_part("Service"))
 
-    assert "The service runs; look at deliveries, failed tasks" in shown
-    assert "h/scheduler, epoch 1; its lease lasts" in shown
+    assert "The service runs; needs attention: deliveries, failed tasks" in shown
+    assert "h/scheduler; its lease lasts" in shown
     assert "1 dead letter" in shown
     assert "1 check in quarantine; the configuration is broken" in shown
     assert "waits for a worker on cpu" in shown
