@@ -8,7 +8,6 @@ their matrices and their statistics agree.
 import math
 import random
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -155,8 +154,7 @@ def template(plan: Plan, index: int, worse: str | None) -> Template:
     index %= NUM_TEMPLATES
     candidates = _candidates(plan, index, worse)
     spec = Spec(candidates=candidates, num_layers=plan.layers, num_prompts=6, num_tokens=48)
-    with tempfile.TemporaryDirectory() as folder:
-        result, suite, blocks = make_run(spec, Path(folder))
+    result, suite, blocks = make_run(spec)
     return Template(result, suite, blocks, tuple(_numbers(c) for c in result.candidates))
 
 

@@ -5,9 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import streamlit as st
 from tests.dashboard.invented_kernels import CASE, EVIL, FAILS, SPEED, batch, fill_kernels
-from tests.dashboard.test_dashboard_views import html, open_page
+from tests.dashboard.pages import html, open_page
 
 from quantwatch.store import kernels
 from quantwatch.store.kernel_groups import KernelGroup
@@ -17,15 +16,6 @@ from quantwatch_dashboard.charts.kernels import share_trend, speed_by_shape
 from quantwatch_dashboard.components.kernels import changed, repeat, share_words, used_by
 
 GROUP = KernelGroup("int4_linear", "aten", 3, 0, 1, 0.5)
-
-
-def test_empty_database_says_which_command_fills_it(empty_url: str) -> None:
-    """Catches an empty page where a newcomer needs two commands."""
-    shown = html(open_page("kernels"))
-
-    assert "No kernel has been tested yet" in shown
-    assert f"quantwatch --database {empty_url} kernels test --quick" in shown
-    assert "kernels bench" in shown
 
 
 @pytest.fixture
@@ -101,18 +91,6 @@ def test_speeds_alone(empty_url: str) -> None:
 
     assert "Kernels were only timed" in shown
     assert "95 %: 1.20 … 1.40" in shown
-
-
-def test_a_database_that_is_gone_while_the_page_is_open(
-    tested: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
-    """Catches a traceback, when the file went away."""
-    page = open_page("kernels")
-    monkeypatch.setenv("QUANTWATCH_DATABASE_URL", f"sqlite:///{tmp_path}/gone.db")
-    st.cache_resource.clear()
-    page.run()
-    assert not page.exception
-    assert "does not exist yet" in html(page)
 
 
 def test_shares_of_the_tolerance() -> None:

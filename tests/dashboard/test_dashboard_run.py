@@ -13,6 +13,7 @@ from sqlalchemy import text
 from streamlit.testing.v1 import AppTest
 from tests.dashboard.invented import DEMO, Candidate, Spec
 from tests.dashboard.invented_runs import make_run
+from tests.dashboard.pages import boxes, html, open_page
 
 from quantwatch.domain import RunResult, RunStatus, Verdict
 from quantwatch.metrics.registry import VERSION
@@ -20,31 +21,13 @@ from quantwatch.store import runs
 from quantwatch.store.session import open_database
 from quantwatch_dashboard.components import window
 
-TIMEOUT_S = 120
 BASE, RUN = "01JB" + "0" * 22, "01JR" + "0" * 22
 Save = Callable[[Spec], RunResult]
 
 
 def open_run(**query: str) -> AppTest:
-    """Run the page with its query parameters; it may never show an exception."""
-    page = AppTest.from_string(
-        "from quantwatch_dashboard.views import run\nrun.show()", default_timeout=TIMEOUT_S
-    )
-    for key, value in query.items():
-        page.query_params[key] = value
-    page.run()
-    assert not page.exception, page.exception
-    return page
-
-
-def html(page: AppTest) -> str:
-    """Return all markup of a page except its style."""
-    found = [element.proto.body for element in page.get("html")]
-    return "\n".join(body for body in found if not body.startswith("<style>"))
-
-
-def boxes(page: AppTest) -> dict[str, str]:
-    return {box.label: str(box.value) for box in page.selectbox}
+    """Open the page; it may never show an exception."""
+    return open_page("run", **query)
 
 
 def keys(page: AppTest) -> list[str]:
@@ -58,7 +41,7 @@ def compared(empty_url: str, tmp_path: Path) -> str:
     quiet = (*DEMO[:3], replace(DEMO[3], fault=None, verdict=Verdict.PASS))
     database = open_database(empty_url)
     for run_id, candidates, baseline in ((BASE, quiet, None), (RUN, DEMO, BASE)):
-        result, suite, blocks = make_run(Spec(run_id=run_id, candidates=candidates), tmp_path)
+        result, suite, blocks = make_run(Spec(run_id=run_id, candidates=candidates))
         runs.begin_run(
             database, run_id=run_id, check="demo", config={}, started_at=result.started_at
         )
@@ -96,7 +79,7 @@ def test_missing_baseline_is_said(
     empty_url: str, tmp_path: Path, change: dict[str, object], said: str
 ) -> None:
     """Catches a switch that does nothing, and an exception for a baseline that was dropped."""
-    result, suite, blocks = make_run(Spec(candidates=DEMO[:1]), tmp_path)
+    result, suite, blocks = make_run(Spec(candidates=DEMO[:1]))
     database = open_database(empty_url)
     runs.begin_run(
         database, run_id=result.run_id, check="demo", config={}, started_at=result.started_at
@@ -303,18 +286,6 @@ def test_dropped_matrices_are_a_sentence(save_run: Save, empty_url: str) -> None
 
     assert "dropped by retention" in html(page)
     assert keys(page) == ["lens", "isolated", "blame"]
-
-
-def test_database_that_goes_away_is_a_card(save_run: Save, empty_url: str) -> None:
-    """Catches a traceback on a page that stays open while its database is moved."""
-    save_run(Spec(candidates=DEMO[:1], num_prompts=1))
-    page = open_run()
-    Path(empty_url.removeprefix("sqlite:///")).unlink()
-    st.cache_resource.clear()
-    page.selectbox(key="pick-metric").select("lens_kl").run()
-
-    assert not page.exception
-    assert "can&#x27;t be read" in html(page)
 
 
 def test_downloads_are_offered(save_run: Save) -> None:

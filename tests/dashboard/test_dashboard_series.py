@@ -72,7 +72,7 @@ def test_spike_is_the_planted_place(planted: RunResult) -> None:
 def test_nan_of_another_origin_is_no_spike(tmp_path: Path) -> None:
     """Catches a red bar at a layer whose own error is as small as its neighbours'."""
     poisoned = Candidate("nan", 8e-3, Verdict.REGRESSION, nan_layer=9)
-    run = make_run(Spec(num_prompts=1, candidates=(poisoned,)), tmp_path)[0]
+    run = make_run(Spec(num_prompts=1, candidates=(poisoned,)))[0]
 
     assert series.outlier(run, run.candidates[0]) == "layers.9"
     assert series.spike(run, run.candidates[0]) is None

@@ -85,9 +85,9 @@ def _name(figure: go.Figure, one: Blamed, across: Axis, up: Axis) -> None:
         return
     label = text.label(text.scope(one.places[one.culprit]))
     figure.add_annotation(
-        x=math.log10(x), y=math.log10(y), text=f"<b>{label}</b>",
+        x=math.log10(x), y=math.log10(y), text=palette.ink(f"<b>{label}</b>", palette.CULPRIT),
         ax=0, ay=-30, showarrow=True, arrowhead=0, standoff=6,
-        arrowcolor=palette.CULPRIT, arrowwidth=1.5, font={"color": palette.CULPRIT, "size": 13},
+        arrowcolor=palette.CULPRIT, arrowwidth=1.5, font={"size": 13},
     )  # fmt: skip
 
 

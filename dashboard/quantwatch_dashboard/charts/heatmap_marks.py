@@ -20,7 +20,7 @@ _CLICKABLE = 5_000
 def short(row: str, *, marked: bool) -> str:
     """Return `L14` for layers.14, `L14 mlp` for layers.14.mlp; other scopes stay."""
     name = text.scope(row)
-    return f'<b style="color:{palette.CULPRIT}">{name}</b>' if marked else name
+    return palette.ink(f"<b>{name}</b>", palette.CULPRIT) if marked else name
 
 
 def part_prompts(figure: go.Figure, prompts: list[int]) -> None:
@@ -38,7 +38,7 @@ def part_prompts(figure: go.Figure, prompts: list[int]) -> None:
     ]  # fmt: skip
     figure.layout.annotations = [
         {"x": (j + end - 1) / 2, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False,
-         "text": str(prompts[j]), "font": {"size": 11, "color": palette.MUTED}}
+         "text": palette.ink(str(prompts[j])), "font": {"size": 11}}
         for j, end in zip(starts, ends, strict=True)
         if end - j > wide
     ]  # fmt: skip

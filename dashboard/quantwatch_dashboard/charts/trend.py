@@ -15,7 +15,6 @@ from quantwatch_dashboard.charts.value_axis import ValueAxis, axis_of
 from quantwatch_dashboard.charts.verdict_marks import VERDICT_SHAPES, shape
 from quantwatch_dashboard.trends import Compared, Line, Point, Trend
 
-WARNED = "#C2410C"
 _FAR = 1.5
 """A limit so many spans beyond the values is named at the edge: it would flatten the lines."""
 
@@ -97,7 +96,7 @@ def _levels(trend: Trend, axis: ValueAxis) -> Iterator[tuple[float, str, str]]:
     for limit in compared.limits:
         if _is_within(limit.value, axis):
             name = text.label(text.clip(limit.rule, 30))
-            red = palette.CULPRIT if limit.severity is Severity.CRITICAL else WARNED
+            red = palette.CULPRIT if limit.severity is Severity.CRITICAL else palette.WARNED
             yield limit.value, f"{name} {text.number(limit.value)}", red
 
 
@@ -120,9 +119,10 @@ def _shapes(trend: Trend, axis: ValueAxis) -> Iterator[Json]:
 def _notes(trend: Trend, axis: ValueAxis) -> Iterator[Json]:
     for value, words, color in _levels(trend, axis):
         yield {
-            "x": 0, "xref": "paper", "xanchor": "left", "yanchor": "bottom", "text": words,
+            "x": 0, "xref": "paper", "xanchor": "left", "yanchor": "bottom",
+            "text": palette.ink(words, color),
             "y": trend_marks.coordinate(value, is_log=axis.is_log), "showarrow": False,
-            "font": {"color": color, "size": 11},
+            "font": {"size": 11},
         }  # fmt: skip
 
 

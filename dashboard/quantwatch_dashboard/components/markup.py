@@ -5,6 +5,7 @@ goes through it; it becomes a child of a tag here, or a cell of a data frame.
 """
 
 from collections.abc import Iterable
+from typing import TypeGuard
 
 from quantwatch_dashboard import text
 
@@ -37,10 +38,16 @@ def join(children: Iterable[object]) -> Html:
 
 def table(headers: Iterable[object], rows: Iterable[Iterable[object]], class_: str = "") -> Html:
     """Return a table that scrolls sideways when it is wider than the page."""
-    head = tag("tr", *(h if _is_cell(h) else tag("th", h, scope="col") for h in headers))
+    head = tag("tr", *(_scoped(h) if _is_cell(h) else tag("th", h, scope="col") for h in headers))
     body = (tag("tr", *(c if _is_cell(c) else tag("td", c) for c in row)) for row in rows)
     inner = tag("table", tag("thead", head), tag("tbody", *body))
     return tag("div", inner, class_=f"qw-scroll {class_}".strip())
+
+
+def _scoped(header: Html) -> Html:
+    """Return a header that says whose it is: a screen reader names the column with each cell."""
+    scoped = " scope=" in header.partition(">")[0]
+    return header if scoped else Html(header.replace("<th", '<th scope="col"', 1))
 
 
 def link(label: object, page: str, **query: str) -> Html:
@@ -50,5 +57,5 @@ def link(label: object, page: str, **query: str) -> Html:
     return tag("a", label, href=f"{page}?{urlencode(query)}" if query else page)
 
 
-def _is_cell(child: object) -> bool:
+def _is_cell(child: object) -> TypeGuard[Html]:
     return isinstance(child, Html) and child.startswith(("<td", "<th"))

@@ -56,7 +56,7 @@ def _readable(place: TokenPlace) -> Html:
 def _heat(value: float, largest: float) -> float:
     if not math.isfinite(value) or value <= 0 or largest <= 0:
         return 0.0
-    return 70 * max(0.0, 1 + math.log10(value / largest) / _DECADES)
+    return 100 * max(0.0, 1 + math.log10(value / largest) / _DECADES)
 
 
 _TOP_HEADERS = (

@@ -64,6 +64,17 @@ def empty() -> Html:
     )
 
 
+def nothing_measured() -> Html:
+    """Return what is shown where there are checks, but no run of any has succeeded yet."""
+    overview = tag("a", "overview", href="./")
+    return state(
+        "No run has succeeded yet",
+        "There is nothing to compare before a check has measured a candidate.",
+        Html(f"The {overview} says what is under way, and what failed."),
+        _where(),
+    )
+
+
 def _unreadable(error: QuantwatchError) -> Html:
     program = _program()
     return state(
