@@ -114,7 +114,7 @@ def test_blame_has_both_errors_of_each_place(planted: RunResult) -> None:
     assert fault.isolated[fault.culprit] == row.mean
     figure = blame_chart(found, "layers.3")
     assert figure.data[3].name == "int8-fault"
-    assert figure.layout.annotations[0].text == "<b>L14</b>"
+    assert figure.layout.annotations[0].text == palette.ink("<b>L14</b>", palette.CULPRIT)
     assert figure.data[-1].marker.color == palette.CHOSEN
 
 

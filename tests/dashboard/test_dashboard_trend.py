@@ -160,7 +160,7 @@ def test_baseline_band_and_limits_belong_to_the_chosen_candidate() -> None:
     figure = trend_chart(trend, unit="x", is_log=True, zone=UTC)
     said = [note.text for note in figure.layout.annotations]
 
-    assert said == ["baseline", "near 0.150"]
+    assert said == [palette.ink("baseline"), palette.ink("near 0.150", palette.CULPRIT)]
     assert hidden_limits(trend, is_log=True) == ["far 1.00e9"]
     assert figure.data[-1].name == "b"
     assert figure.layout.yaxis.range[1] < 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 from tests.dashboard.invented import Candidate, Spec
-from tests.dashboard.pages import TIMEOUT_S, fresh_page, html, open_page
+from tests.dashboard.pages import TIMEOUT_S, fresh_page, html, menu, open_page
 
 from quantwatch.domain import RunResult, RunStatus, Verdict
 from quantwatch_dashboard import launch
@@ -163,4 +163,5 @@ def test_screenshots_script_is_importable() -> None:
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
 
-    assert set(module.PAGES) == {"overview", "run"}
+    shown = {picture.address.partition("?")[0] or "overview" for picture in module.PICTURES.values()}
+    assert shown == set(menu())
