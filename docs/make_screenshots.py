@@ -1,6 +1,6 @@
 """Take a picture of every page in a real browser, for README.md and docs/dashboard.md.
 
-    python docs/make_screenshots.py                       # of an invented month (benchmarks/fill.py)
+    python docs/make_screenshots.py                # of an invented month, see benchmarks/fill.py
     python docs/make_screenshots.py --database sqlite:///quantwatch.db --out /tmp/pictures
 
 Each page in light, one in the dark, one on a phone. A picture that is too large is an error.
@@ -36,6 +36,7 @@ class Picture:
     """A page at an address; `awaited` is what it draws last."""
 
     address: str
+    """`{run}` stands for the newest run of the worst check."""
     awaited: str = "h1"
     height: int = 1100
     width: int = 1280
@@ -47,22 +48,24 @@ class Picture:
 HEATMAP, LINES = ".heatmaplayer image", ".scatterlayer path"
 PICTURES = {
     "overview": Picture("", ".qw-overview"),
+    "operations": Picture("operations", ".qw-tiles"),
+    "phone": Picture("", ".qw-overview", 844, 390),
     "check": Picture("check", LINES, 1240),
     "run": Picture("run", HEATMAP, 1500),
     "heatmap": Picture("run", HEATMAP, 1100, top="Inside: which layer, which token"),
-    "compare": Picture("compare", HEATMAP, 1240),
-    "alerts": Picture("alerts", ".qw-episodes"),
-    "kernels": Picture("kernels", LINES),
-    "operations": Picture("operations", ".qw-tiles"),
     "dark": Picture("run", HEATMAP, 1100, dark=True),
-    "phone": Picture("", ".qw-overview", 844, 390),
+    "compare": Picture("compare?run_a={run}&run_b={run}", HEATMAP, 1240),
+    "alerts": Picture("alerts", ".qw-episodes", 820),
+    "kernels": Picture("kernels", LINES),
 }
-"""Name of the file → what is on it."""
+"""Name of the file → what is on it; first what ages: a service that was seen just now."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fill a database unless one is named, start the dashboard on loopback, take the pictures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--database", help="SQLAlchemy URL of a filled database")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "pictures")
     parser.add_argument("--only", nargs="*", choices=PICTURES, default=list(PICTURES))
@@ -75,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             context = browser.new_context()
             context.set_default_timeout(WAIT_MS)
             for name in given.only:
-                taken = take(context, f"{address}/{PICTURES[name].address}", name, given.out)
+                taken = take(context, address, name, given.out)
                 sys.stdout.write(f"{taken} ({taken.stat().st_size / 1000:.0f} kB)\n")
             browser.close()
 
@@ -93,7 +96,8 @@ def take(context: BrowserContext, address: str, name: str, out: Path) -> Path:
     wanted, page = PICTURES[name], context.new_page()
     page.set_viewport_size({"width": wanted.width, "height": wanted.height})
     page.emulate_media(color_scheme="dark" if wanted.dark else "light")
-    page.goto(address)
+    run = _worst_run(page, address) if "{run}" in wanted.address else ""
+    page.goto(f"{address}/{wanted.address.format(run=run)}")
     _settle(page, wanted.awaited)
     if wanted.top is not None:
         heading = page.get_by_role("heading", name=wanted.top)
@@ -106,6 +110,12 @@ def take(context: BrowserContext, address: str, name: str, out: Path) -> Path:
     if picture.stat().st_size > MAX_BYTES:
         raise ValueError(f"{picture} has {picture.stat().st_size:,} bytes, more than {MAX_BYTES:,}")
     return picture
+
+
+def _worst_run(page: Page, address: str) -> str:
+    page.goto(f"{address}/run")
+    link = page.get_by_role("link", name="compare with …").get_attribute("href") or ""
+    return link.partition("run_b=")[2]
 
 
 def _settle(page: Page, awaited: str) -> None:

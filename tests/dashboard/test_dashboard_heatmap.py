@@ -185,7 +185,9 @@ def test_prompts_are_parted_and_numbered() -> None:
 
     assert [shape.x0 for shape in figure.layout.shapes] == [2.5, 3.5]
     assert [(a.x, a.text) for a in figure.layout.annotations] == [
-        (1, palette.ink("0")), (3, palette.ink("1")), (5.5, palette.ink("2"))
+        (1, palette.ink("0")),
+        (3, palette.ink("1")),
+        (5.5, palette.ink("2")),
     ]
     assert "numbered on top" in figure.layout.xaxis.title.text
 

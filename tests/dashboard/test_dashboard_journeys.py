@@ -61,10 +61,10 @@ def test_from_the_overview_to_a_token(site: Site, browse: Browse) -> None:
     assert page.locator(".js-plotly-plot").count() == 6
     assert "candidate=int8-fault" in page.url
 
-    page.locator('.qw-scroll.qw-top a[href*="position="]').first.click()
+    page.locator('.qw-scroll.qw-top a[href*="prompt="]').first.click()
     settled(page, ".qw-prompt span.at")
     settled(page, HEATMAP)
-    assert "position=" in page.url
+    assert "prompt=" in page.url
     assert "<script>alert(1)</script>" in page.inner_text(".qw-prompt")
     assert page.locator(".qw-prompt script").count() == 0
     ticks = page.locator(".xaxislayer-above text").all_text_contents()

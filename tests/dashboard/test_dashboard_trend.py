@@ -13,6 +13,7 @@ from quantwatch.domain import RunStatus, Severity, Verdict
 from quantwatch.store.marks import RunMark
 from quantwatch.store.records import SeriesPoint
 from quantwatch_dashboard import trends
+from quantwatch_dashboard.charts import palette
 from quantwatch_dashboard.charts.axis import linear_axis, log_axis
 from quantwatch_dashboard.charts.tradeoff import tradeoff_chart
 from quantwatch_dashboard.charts.trend import hidden_limits, trend_chart

@@ -163,5 +163,7 @@ def test_screenshots_script_is_importable() -> None:
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
 
-    shown = {picture.address.partition("?")[0] or "overview" for picture in module.PICTURES.values()}
+    shown = {
+        picture.address.partition("?")[0] or "overview" for picture in module.PICTURES.values()
+    }
     assert shown == set(menu())

@@ -102,7 +102,7 @@ def side_by_side(result: RunResult) -> Html:
         tag("th", "Verdict"),
         *(tag("th", c, class_="n", title=sentence(m) or None) for c, m in _COLUMNS.items()),
     ]
-    return table(headers, rows)
+    return table(headers, rows, "qw-quality")
 
 
 def _row(candidate: CandidateResult, index: int, largest: float) -> list[object]:
