@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Test processes; a file's tests stay together, since they share models and databases.
+# Test processes; a file's tests stay together, since they share models and databases. The order
+# of files is tests/conftest.py's: pytest-xdist's own puts files with few, long tests last.
 WORKERS ?= 2
-PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile
+PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 .DEFAULT_GOAL := help
 .PHONY: help setup format lint test test-fast test-gpu bench demo dash migration screenshots
 

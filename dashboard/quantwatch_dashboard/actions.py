@@ -111,7 +111,7 @@ def unpin(person: Person, check: str) -> bool:
 
 
 def acknowledge(person: Person, alert_id: int, episode_id: str, comment: str) -> bool:
-    """Say that somebody looks after an alert. False when that person has said just that.
+    """Say who acknowledges an alert. False when that person has said just that.
 
     Raises UserError when another episode than the one that the person has seen is open by now.
     """
@@ -132,7 +132,7 @@ def acknowledge(person: Person, alert_id: int, episode_id: str, comment: str) ->
 def silence(
     person: Person, matcher: Mapping[str, str | None], length: timedelta, comment: str
 ) -> StoredSilence:
-    """Keep matching alerts from being told for a while; return the silence."""
+    """Notify nobody of matching alerts for a while; return the silence."""
     person.require(Role.OPERATOR, "Silencing alerts")
     if length <= timedelta():
         raise UserError("A silence must be longer than nothing.")
@@ -162,7 +162,7 @@ def unsilence(person: Person, silence_id: int) -> bool:
 
 
 def replay(person: Person, event_id: str) -> int:
-    """Tell an event again where it is a dead letter; return the number of deliveries.
+    """Replay an event where it is a dead letter; return the number of deliveries.
 
     0 when it waits already.
     """
@@ -175,7 +175,7 @@ def replay(person: Person, event_id: str) -> int:
 def replay_dead(
     person: Person, since: datetime | timedelta, endpoint: str | None = None
 ) -> Replayed:
-    """Tell everything again, to one endpoint or to all, that became a dead letter since then."""
+    """Replay everything, to one endpoint or to all, that became a dead letter since then."""
     person.require(Role.ADMIN, "Replaying all dead letters")
     return replays.replay_dead(_writable(), since, person.name, endpoint=endpoint)
 

@@ -1,16 +1,27 @@
 """Numbers, times and names as a person reads them. Nothing here returns markup."""
 
 import html
+import json
 import math
 import re
+from collections.abc import Sequence
 from datetime import datetime, tzinfo
+from typing import Any
 
+from quantwatch.domain import UNDECIDED, Json
+from quantwatch.domain.drift import ABSENT
 from quantwatch.report.numbers import Number
+from quantwatch.store.kinds import from_kind
 
 NOT_MEASURED = "not measured"
+NONE = "–"
+ANY = "any"
+"""What a filter is called, in addresses, when it leaves nothing out."""
 _MAX_PLACES = 6
 _LARGEST_FACTOR = 16.0
-_KINDS = {"nan": math.nan, "posinf": math.inf, "neginf": -math.inf}
+_LONGEST_VALUE = 36
+_SHORTEST_DIGEST = 36
+_ID_END = 8
 
 
 def escape(value: object) -> str:
@@ -38,6 +49,11 @@ def number(value: float | None, digits: int = 3) -> str:
         return f"{value:.{places}f}".replace("-", "−")
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
     return f"{mantissa}e{int(exponent)}".replace("-", "−")
+
+
+def or_dash(value: float | None) -> str:
+    """Return a number, a dash where there is none."""
+    return NONE if value is None else number(float(value))
 
 
 def plus_minus(value: float | None, error: float) -> str:
@@ -76,10 +92,26 @@ def percent(value: float | None) -> str:
     return "100 %" if value == 1 else f"{'> 99.99' if text == '100.00' else text} %"
 
 
+def share(value: float | None) -> str:
+    """Return a share in whole percent, as on a bar: ``34 %``; a dash without one."""
+    return NONE if value is None else f"{100 * value:.0f} %"
+
+
+def plural(number: int, word: str, words: str = "") -> str:
+    """Return a number and what it counts: ``1 run``, ``2 runs``, ``1,200 families``."""
+    return f"{number:,} {word if number == 1 else words or f'{word}s'}"
+
+
+def more(total: int, shown: int, what: str = "") -> str:
+    """Return what a list leaves out: ``and 3 more``, ``and 3 more runs``; "" for nothing."""
+    left = total - shown
+    return f"and {left:,} more{f' {what}' if what else ''}" if left > 0 else ""
+
+
 def size(num_bytes: int | None) -> str:
     """Return a size in decimal units, as file sizes are printed."""
     if num_bytes is None:
-        return "–"
+        return NONE
     value = float(num_bytes)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:
@@ -96,6 +128,11 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def took(start: datetime, end: datetime | None) -> str:
+    """Return how long something lasted; a dash when it is not over."""
+    return NONE if end is None else duration(max(0.0, (end - start).total_seconds()))
 
 
 def age(then: datetime, now: datetime, *, fine: bool = False) -> str:
@@ -133,6 +170,21 @@ def instant(when: datetime, zone: tzinfo) -> str:
     return when.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
+def minute(when: datetime, zone: tzinfo) -> str:
+    """Return a time in the reader's time zone, to the minute: ``2026-01-31 07:45``."""
+    return when.astimezone(zone).strftime("%Y-%m-%d %H:%M")
+
+
+def second(when: datetime, zone: tzinfo) -> str:
+    """Return a time of today in the reader's time zone: ``07:45:12``."""
+    return when.astimezone(zone).strftime("%H:%M:%S")
+
+
+def run_line(when: str, outcome: str, run_id: str, check: str = "") -> str:
+    """Return a run in a line: ``nightly · 2026-01-31 07:45 · pass · …5KQ2M8ZV``."""
+    return " · ".join(word for word in (check, when, outcome, short_id(run_id)) if word)
+
+
 def scope(name: str) -> str:
     """Return ``L14`` for layers.14, ``L14 mlp`` for layers.14.mlp; other scopes stay."""
     return re.sub(r"\blayers\.(\d+)(?:\.)?", r"L\1 ", name).strip()
@@ -141,6 +193,35 @@ def scope(name: str) -> str:
 def clip(value: str, length: int) -> str:
     """Return at most so many characters, with an ellipsis when something was cut."""
     return value if len(value) <= length else value[: length - 1] + "…"
+
+
+def shape(sizes: Sequence[int]) -> str:
+    """Return a shape as people write it: ``16 × 576 × 1536``."""
+    return " × ".join(map(str, sizes)) or "scalar"
+
+
+def change(record: Json) -> str:
+    """Return what changed from run to run: ``driver: 550.1 → 560.2``; digests by their start."""
+    name = str(record["name"]).removeprefix("environment.")
+    return f"{name}: {_changed(record['baseline'])} → {_changed(record['value'])}"
+
+
+def _changed(value: Any) -> str:
+    if value == ABSENT:
+        return "absent"
+    shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return clip(digest(shown), _LONGEST_VALUE)
+
+
+def digest(value: str) -> str:
+    """Return the beginning of a digest: ``cdcdcdcdcdcd…``; other text as it is."""
+    is_one = len(value) >= _SHORTEST_DIGEST and set(value) <= set("0123456789abcdef")
+    return f"{value[:12]}…" if is_one else value
+
+
+def short_id(name: str) -> str:
+    """Return the end of an id, which differs: ``…5KQ2M8ZV``."""
+    return f"…{name[-_ID_END:]}"
 
 
 def token(piece: str | None, token_id: int, length: int = 14) -> str:
@@ -165,10 +246,5 @@ def _visible(char: str) -> str:
 
 
 def plain(shown: Number) -> float | None:
-    """Return a report's number as a float: NaN and ±∞ as themselves, None when not measured."""
-    return _KINDS.get(shown.kind, shown.value)
-
-
-def plain_kind(value: float | None, kind: str) -> float | None:
-    """Return a stored value as a float by its kind: NaN and ±∞ as themselves, None if missing."""
-    return _KINDS.get(kind, value)
+    """Return a report's number as a float: NaN and ±∞ as themselves, None when there is none."""
+    return None if shown.kind in UNDECIDED else from_kind(shown.value, shown.kind)

@@ -38,10 +38,10 @@ def test_who_knows_is_on_the_first_page() -> None:
     """Catches a list that says what is wrong but not whether anybody has been told."""
     shown = html(open_page("alerts"))
 
-    assert "1 alert open, 1 unattended" in shown
+    assert "1 alert open, 1 unacknowledged" in shown
     assert "output KL 0.31 &gt; 0.15" in shown
-    assert "nobody looks after it" in shown
-    assert "no endpoint was told" in shown
+    assert "unacknowledged" in shown
+    assert "no endpoint was notified" in shown
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_settings_of_another_version_leave_the_alerts_readable(
     apply_to_demo(furnished, {**CONFIG, "alerting": alerting})
     shown = html(open_page("alerts"))
 
-    assert "1 alert open, 1 unattended" in shown
+    assert "1 alert open, 1 unacknowledged" in shown
     assert "Settings of demo were applied by another version" in shown
 
 
@@ -84,7 +84,7 @@ def test_an_alert_is_acknowledged(db: Database, alert: int) -> None:
     press_key(page, f"do-ack-{EPISODE}")
 
     assert newest(db) == ("ann@example.com", "acknowledge")
-    assert "<b>ann@example.com</b> looks after it" in html(page)
+    assert "acknowledged by <b>ann@example.com</b>" in html(page)
     assert "Acknowledged by ann@example.com" in html(page)
 
 
@@ -181,7 +181,7 @@ def test_the_dead_letters_of_one_endpoint_alone(furnished: str, db: Database, al
     press_key(page, "ask-replay-all")
     press_key(page, "do-replay-all")
 
-    assert "1 delivery waits again." in html(page)
+    assert "1 delivery is pending again." in html(page)
     assert (audit.list_entries(db, 1)[0].after or {})["endpoint"] == "pager"
     with db.reader() as session:
         rows = session.execute(select(DeliveryRow.endpoint, DeliveryRow.state))
@@ -212,6 +212,6 @@ def test_a_pending_alert_and_an_unknown_severity_of_value(furnished: str, alert:
     database.close()
     listed, one = html(open_page("alerts")), html(open_page("alerts", alert=str(alert)))
 
-    assert "nobody is told before a second run confirms it" in listed
+    assert "nobody is notified before a second run confirms it" in listed
     assert "NaN" in listed
     assert "It has not fired yet" in one

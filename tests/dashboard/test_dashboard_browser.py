@@ -33,7 +33,7 @@ INSIDE = {
     "deliveries": ("alerts?show=deliveries", "h1"),
     "a run under way": (f"run?run={GOING}", ".qw-progress"),
     "an unknown run": ("run?run=nobody", ".qw-state"),
-    "settings": ("operations?part=Settings&section=endpoint+ops", "h1"),
+    "settings": ("operations?show=settings&section=endpoint+ops", "h1"),
 }
 """What a page shows at other addresses: the address, and what is drawn there."""
 

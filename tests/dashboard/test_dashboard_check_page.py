@@ -49,7 +49,7 @@ def test_without_a_name_it_is_the_worst_check(demo_url: str) -> None:
 def test_address_restores_the_trend(demo_url: str) -> None:
     """Catches a link in a message that opens another statistic."""
     wanted = {
-        "metric": "lens_kl", "scope": "layers.14", "statistic": "p99", "candidate": "int4-g64",
+        "metric": "lens_kl", "place": "layers.14", "statistic": "p99", "candidate": "int4-g64",
         "range": "30", "alone": "1", "runs": "with a change",
     }  # fmt: skip
     page = open_page("check", check="demo", **wanted)
@@ -66,7 +66,7 @@ def test_address_restores_the_trend(demo_url: str) -> None:
 def test_a_mistyped_address_shows_the_headline(demo_url: str) -> None:
     """Catches an exception for an address that was cut."""
     page = open_page(
-        "check", check="demo", metric="<b>", scope="layers.99", statistic="p98", candidate="x",
+        "check", check="demo", metric="<b>", place="layers.99", statistic="p98", candidate="x",
         range="1e9", page="x", pin="y",
     )  # fmt: skip
     assert boxes(page)["Metric"] == "logit_kl"
@@ -100,7 +100,7 @@ def test_one_run_is_enough(save_run: Callable[[Spec], RunResult]) -> None:
 def test_the_last_layer_of_a_deep_model(save_run: Callable[[Spec], RunResult]) -> None:
     """Catches a picker that assumes 30 layers."""
     save_run(Spec(num_layers=126, num_prompts=1, candidates=(Candidate("a", 1e-2),)))
-    page = open_page("check", metric="lens_kl", scope="layers.125")
+    page = open_page("check", metric="lens_kl", place="layers.125")
     assert boxes(page)["Place"] == "layers.125"
 
 

@@ -4,8 +4,9 @@ import pytest
 
 from quantwatch.domain import Verdict
 from quantwatch.errors import UserError
-from quantwatch_dashboard import queries
+from quantwatch_dashboard.logic.naming import Statistic
 from quantwatch_dashboard.queries import check as check_queries
+from quantwatch_dashboard.queries import overview, runs
 
 
 def test_a_check_with_its_nights(demo_url: str) -> None:
@@ -16,7 +17,7 @@ def test_a_check_with_its_nights(demo_url: str) -> None:
 
     assert summary.decided is not None
     assert summary.decided.verdict is Verdict.REGRESSION
-    assert summary in queries.checks(demo_url)
+    assert summary in overview.checks(demo_url)
     assert {p.run_id for p in trend} == {m.run_id for m in marks if m.verdict is not None}
     assert {p.candidate for p in trend} == set(summary.candidates)
     assert {p.floor for p in trend} == {3e-9}
@@ -27,17 +28,17 @@ def test_a_check_with_its_nights(demo_url: str) -> None:
 
 def test_any_statistic_at_any_place(demo_url: str) -> None:
     """Catches a trend that always shows the mean, or the whole model."""
-    shown = ("lens_kl", "layers.14", "p99")
+    shown = Statistic("lens_kl", "layers.14", "p99")
     own, whole = check_queries.trend(demo_url, "demo", shown), check_queries.trend(demo_url, "demo")
-    run = queries.result(demo_url, own[-1].run_id)
+    run = runs.result(demo_url, own[-1].run_id)
     row = run.candidates[-1].find("lens_kl", "layers.14")
 
     assert row is not None
     assert own[-1].value == row.p99
     assert own[-1].value != whole[-1].value
     with pytest.raises(UserError, match="p98"):
-        check_queries.trend(demo_url, "demo", ("lens_kl", "layers.14", "p98"))
-    assert check_queries.trend(demo_url, "demo", ("no_such", "layers.14", "mean")) == ()
+        check_queries.trend(demo_url, "demo", Statistic("lens_kl", "layers.14", "p98"))
+    assert check_queries.trend(demo_url, "demo", Statistic("no_such", "layers.14", "mean")) == ()
 
 
 def test_quality_against_size(demo_url: str) -> None:

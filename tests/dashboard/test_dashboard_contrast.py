@@ -8,9 +8,9 @@ import pytest
 
 from quantwatch.domain import MODEL, CandidateResult, Comparison, RunResult, Scope
 from quantwatch.report.figures import Figures
-from quantwatch_dashboard import contrast, figures, identities
 from quantwatch_dashboard.charts.change import Ratio, change_chart
-from quantwatch_dashboard.contrast import Row, Side, mark
+from quantwatch_dashboard.logic import contrast, figures, identities
+from quantwatch_dashboard.logic.contrast import Row, Side, finding
 
 
 def row(a: float | None = 1.0, b: float | None = 2.0, metric: str = "logit_kl", **test: Any) -> Row:
@@ -43,7 +43,7 @@ def row(a: float | None = 1.0, b: float | None = 2.0, metric: str = "logit_kl", 
 )
 def test_marks(given: Row, tone: str, words: str) -> None:
     """Catches a change by chance that is called a regression, and a gain that is called a loss."""
-    assert mark(given) == contrast.Mark(tone, words)
+    assert finding(given) == contrast.Finding(tone, words)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_what_else_differs(planted: RunResult) -> None:
         ("candidate", "setting recipe.bits"),
         ("environment", "torch"),
     }
-    assert found["measured", "suite_hash"].b == "b" * 12
+    assert found["measured", "suite_hash"].b == "b" * 12 + "…"
     assert found["candidate", "setting recipe.bits"].a == "–"
 
 

@@ -10,11 +10,11 @@ from quantwatch.store.alert_history import Judgement, Listed
 from quantwatch.store.audit import AuditEntry
 from quantwatch.store.messages import Addressed, Handed, Sent
 from quantwatch_dashboard.charts.judged import judged_chart
-from quantwatch_dashboard.episode_story import Sources, story
-from quantwatch_dashboard.episodes import (
+from quantwatch_dashboard.logic.episode_story import Sources, story
+from quantwatch_dashboard.logic.episodes import (
     Overlay,
     Receiver,
-    Shown,
+    ShownEpisode,
     Wanted,
     filtered,
     headline,
@@ -88,14 +88,14 @@ def test_the_worst_comes_first() -> None:
 
     ids = [one.listed.episode.id for one in found]
     assert ids == ["alone", "seen", "mild", "better", "waits"]
-    assert headline(found) == "4 alerts open, 3 unattended"
+    assert headline(found) == "4 alerts open, 3 unacknowledged"
 
 
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
         ("open", {"f", "a", "r", "p", "q"}), ("firing", {"f", "a", "q"}), ("recovering", {"r"}),
-        ("pending", {"p"}), ("unattended", {"f", "q"}), ("acknowledged", {"a"}), ("quiet", {"q"}),
+        ("pending", {"p"}), ("unacknowledged", {"f", "q"}), ("acknowledged", {"a"}), ("quiet", {"q"}),
         ("ended", {"e"}), ("all", {"f", "a", "r", "p", "q", "e"}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -103,12 +103,12 @@ def test_the_worst_comes_first() -> None:
 def test_states(state: str, expected: set[str]) -> None:
     """Catches a filter that hides what it names."""
     found = [
-        Shown(listed(id="f")),
-        Shown(listed(id="a", acked_by="dana")),
-        Shown(listed("recovering", id="r")),
-        Shown(listed("pending", id="p")),
-        Shown(listed(id="q"), silence=a_silence({"check": "*"})),
-        Shown(listed("ended", id="e")),
+        ShownEpisode(listed(id="f")),
+        ShownEpisode(listed(id="a", acked_by="dana")),
+        ShownEpisode(listed("recovering", id="r")),
+        ShownEpisode(listed("pending", id="p")),
+        ShownEpisode(listed(id="q"), silence=a_silence({"check": "*"})),
+        ShownEpisode(listed("ended", id="e")),
     ]
 
     assert {one.listed.episode.id for one in filtered(found, Wanted(state=state))} == expected
@@ -120,7 +120,7 @@ def test_states(state: str, expected: set[str]) -> None:
 )
 def test_words(words: str, num: int) -> None:
     """Catches a search that misses the scope, the endpoint or the person, or needs the case."""
-    one = Shown(listed(acked_by="dana", ack_comment="rolled back", told=("ops",)))
+    one = ShownEpisode(listed(acked_by="dana", ack_comment="rolled back", told=("ops",)))
 
     assert len(filtered([one], Wanted(words=words))) == num
 
@@ -181,7 +181,7 @@ def test_an_episode_of_which_nobody_was_told() -> None:
     dropped = listed("ended", fired_at=None, resolve_reason="rule_changed")
     moments = story(dropped, Sources(), hours(10))
 
-    assert [moment.what for moment in moments] == ["Opened", "Ended before anybody was told"]
+    assert [moment.what for moment in moments] == ["Opened", "Ended before anybody was notified"]
     assert moments[-1].detail == "the rule was edited"
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from quantwatch.domain import RunResult
-from quantwatch_dashboard import exports
-from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace
-from quantwatch_dashboard.summaries import WorstToken
-from quantwatch_dashboard.toplogits import top_rows
+from quantwatch_dashboard.logic import exports
+from quantwatch_dashboard.logic.grid import TokenGrid, TokenPlace
+from quantwatch_dashboard.logic.summaries import WorstToken
+from quantwatch_dashboard.logic.toplogits import top_rows
 
 
 def read(payload: bytes) -> list[dict[str, str]]:

@@ -1,18 +1,17 @@
 """After something was written, pages read anew."""
 
-from quantwatch_dashboard import queries
-from quantwatch_dashboard.queries import connection, forgetting
+from quantwatch_dashboard.queries import connection, forgetting, overview
 
 
 def test_what_was_read_is_forgotten_and_the_database_stays_open(demo_url: str) -> None:
     """Catches “paused” that shows only after a while, and an engine that is closed under others."""
     engine = connection.database(demo_url)
-    before = queries.checks(demo_url)
-    assert queries.checks(demo_url) is before
+    before = overview.checks(demo_url)
+    assert overview.checks(demo_url) is before
     forgetting.forget()
 
-    assert queries.checks(demo_url) is not before
-    assert queries.checks(demo_url) == before
+    assert overview.checks(demo_url) is not before
+    assert overview.checks(demo_url) == before
     assert connection.database(demo_url) is engine
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as some
 from numpy.typing import NDArray
 
 from quantwatch_dashboard.charts import palette
-from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace, side_by_side
-from quantwatch_dashboard.charts.heatmap import heatmap
-from quantwatch_dashboard.charts.pooling import MAX_CELLS, max_pool
+from quantwatch_dashboard.charts.heatmap import Look, heatmap
 from quantwatch_dashboard.charts.scale import log_scale
+from quantwatch_dashboard.logic.grid import TokenGrid, TokenPlace, side_by_side
+from quantwatch_dashboard.logic.pooling import MAX_CELLS, max_pool
 
 HOSTILE = "<script>alert(1)</script> $x$ :red[y] %{z}"
 
@@ -67,7 +67,7 @@ def test_figure_stays_small(rows: int, columns: int) -> None:
     """Catches the browser's freeze on a long prompt: ≤ 200,000 cells and ≤ 2 MB, whatever the data."""
     values = np.random.default_rng(0).lognormal(-5, 3, (rows, columns))
     values[rows // 2, columns // 2] = 1e6
-    figure = heatmap(make_grid(values, HOSTILE), title="Relative error")
+    figure = heatmap(make_grid(values, HOSTILE), Look("Relative error"))
 
     assert np.size(figure.data[0].z) <= MAX_CELLS <= 200_000
     assert len(figure.to_json()) <= 2_000_000
@@ -76,7 +76,7 @@ def test_figure_stays_small(rows: int, columns: int) -> None:
 
 def test_every_column_is_its_own() -> None:
     """Catches equal tokens that Plotly would merge into one column."""
-    trace = heatmap(make_grid(np.ones((2, 50))), title="x").data[0]
+    trace = heatmap(make_grid(np.ones((2, 50))), Look("x")).data[0]
 
     assert len(set(trace.x)) == 50
     assert trace.text[0][4] == "1.00<br>prompt 11, token 7"
@@ -84,7 +84,7 @@ def test_every_column_is_its_own() -> None:
 
 def test_axis_shows_token_text_escaped() -> None:
     """Catches prompt text that Plotly would take for markup."""
-    figure = heatmap(make_grid(np.ones((1, 3)), '<b>&"'), title="x")
+    figure = heatmap(make_grid(np.ones((1, 3)), '<b>&"'), Look("x"))
 
     assert set(figure.layout.xaxis.labelalias.values()) == {'&lt;b&gt;&amp;"'}
 
@@ -103,7 +103,7 @@ def test_special_cells_have_colors_of_their_own() -> None:
     grid = make_grid(values)
     missing = np.zeros(values.shape, bool)
     missing[0, 4] = True
-    figure = heatmap(TokenGrid(grid.scopes, grid.places, values, missing), title="x")
+    figure = heatmap(TokenGrid(grid.scopes, grid.places, values, missing), Look("x"))
 
     colors = [color_at(figure, 0, j) for j in range(7)]
     assert len(set(colors)) == 7
@@ -181,7 +181,7 @@ def test_prompts_are_parted_and_numbered() -> None:
         for j in range(len(g.places))
     )
     joined = side_by_side(grids)
-    figure = heatmap(TokenGrid(joined.scopes, places, joined.values, joined.missing), title="x")
+    figure = heatmap(TokenGrid(joined.scopes, places, joined.values, joined.missing), Look("x"))
 
     assert [shape.x0 for shape in figure.layout.shapes] == [2.5, 3.5]
     assert [(a.x, a.text) for a in figure.layout.annotations] == [
@@ -194,7 +194,7 @@ def test_prompts_are_parted_and_numbered() -> None:
 
 def test_one_prompt_is_not_parted() -> None:
     """Catches a number over a picture that has only one prompt."""
-    figure = heatmap(make_grid(np.ones((2, 5))), title="x")
+    figure = heatmap(make_grid(np.ones((2, 5))), Look("x"))
 
     assert (figure.layout.shapes, figure.layout.annotations) == ((), ())
     assert figure.layout.xaxis.title.text == "token"
@@ -202,7 +202,7 @@ def test_one_prompt_is_not_parted() -> None:
 
 def test_place_that_broke_is_framed_and_named_in_red() -> None:
     """Catches a frame around the layer beside the one that broke."""
-    figure = heatmap(make_grid(np.ones((4, 5))), title="x", marked="layers.2")
+    figure = heatmap(make_grid(np.ones((4, 5))), Look("x"), marked="layers.2")
 
     assert {(shape.y0, shape.y1) for shape in figure.layout.shapes} == {(1.5, 2.5)}
     labels = figure.layout.yaxis.labelalias

@@ -47,7 +47,7 @@ def test_from_the_overview_to_a_token(site: Site, browse: Browse) -> None:
     page.get_by_text("Regression 1").click()
     page.wait_for_url("**verdict=regression**")
     page.wait_for_function("document.querySelectorAll('.qw-overview tbody tr').length === 1")
-    page.locator(".qw-overview td.name a").first.click()
+    page.locator(".qw-overview td.qw-name a").first.click()
 
     settled(page, POINTS)
     assert page.inner_text("h1") == "demo"
@@ -62,7 +62,7 @@ def test_from_the_overview_to_a_token(site: Site, browse: Browse) -> None:
     assert "candidate=int8-fault" in page.url
 
     page.locator('.qw-scroll.qw-top a[href*="prompt="]').first.click()
-    settled(page, ".qw-prompt span.at")
+    settled(page, ".qw-prompt .qw-at")
     settled(page, HEATMAP)
     assert "prompt=" in page.url
     assert "<script>alert(1)</script>" in page.inner_text(".qw-prompt")
@@ -76,7 +76,7 @@ def test_an_alert_on_a_phone(site: Site, browse: Browse) -> None:
     """Catches a form that is not filled, a press that is lost, a story that does not draw."""
     page, errors = browse(f"{site.address}/alerts?state=open")
     page.set_viewport_size(PHONE)
-    settled(page, ".qw-episodes")
+    settled(page, ".qw-cards")
     page.get_by_role("link", name="output-kl").click()
     settled(page, ".qw-story")
     assert page.locator(".qw-story li").count() == 1

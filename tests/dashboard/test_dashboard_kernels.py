@@ -11,9 +11,10 @@ from tests.dashboard.pages import html, open_page
 from quantwatch.store import kernels
 from quantwatch.store.kernel_groups import KernelGroup
 from quantwatch.store.session import open_database
-from quantwatch_dashboard import kernel_matrix, kernel_uses
 from quantwatch_dashboard.charts.kernels import share_trend, speed_by_shape
-from quantwatch_dashboard.components.kernels import changed, repeat, share_words, used_by
+from quantwatch_dashboard.components.kernel_batches import changed
+from quantwatch_dashboard.components.kernels import repeat, share_words, used_by
+from quantwatch_dashboard.logic import kernel_matrix, kernel_uses
 
 GROUP = KernelGroup("int4_linear", "aten", 3, 0, 1, 0.5)
 

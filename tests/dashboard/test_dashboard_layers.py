@@ -7,9 +7,10 @@ import re
 import pytest
 
 from quantwatch_dashboard.charts import palette
-from quantwatch_dashboard.charts.layers import LayerLine, layer_chart
-from quantwatch_dashboard.charts.sparkline import Trend, sparkline
+from quantwatch_dashboard.charts.layers import layer_chart
+from quantwatch_dashboard.charts.sparkline import sparkline
 from quantwatch_dashboard.charts.strip import strip
+from quantwatch_dashboard.logic.lines import LayerLine, Sparkline
 
 PLACES = tuple(f"layers.{i}" for i in range(4))
 
@@ -101,7 +102,7 @@ def test_names_are_escaped_and_lines_differ() -> None:
 )
 def test_sparkline_is_an_image(values: list[float | None]) -> None:
     """Catches trends that can't be drawn: one run, exact zeros, NaN, missing runs."""
-    uri = sparkline([Trend(0, values)], len(values))
+    uri = sparkline([Sparkline(0, values)], len(values))
 
     svg = base64.b64decode(uri.removeprefix("data:image/svg+xml;base64,")).decode()
     assert svg.startswith("<svg")
@@ -112,7 +113,7 @@ def test_sparkline_is_an_image(values: list[float | None]) -> None:
 def test_sparkline_does_not_bridge_a_missing_run() -> None:
     """Catches a line through a run that measured nothing."""
     svg = base64.b64decode(
-        sparkline([Trend(0, [1.0, 2.0, None, 3.0, 4.0])], 5).split(",")[1]
+        sparkline([Sparkline(0, [1.0, 2.0, None, 3.0, 4.0])], 5).split(",")[1]
     ).decode()
 
     assert svg.count("<polyline") == 2

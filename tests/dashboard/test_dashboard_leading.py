@@ -21,13 +21,15 @@ from quantwatch.store.baselines import pin
 from quantwatch.store.session import open_database
 from quantwatch.store.states import Headline
 from quantwatch.store.tables import CheckRow, RunRow
-from quantwatch_dashboard import ranking, series, standings, text
-from quantwatch_dashboard.components import checks, standing
+from quantwatch_dashboard import text
+from quantwatch_dashboard.components import check_card, checks
+from quantwatch_dashboard.logic import ranking, series, standings
+from quantwatch_dashboard.logic.naming import Statistic
+from quantwatch_dashboard.logic.standings import Wanted
+from quantwatch_dashboard.logic.summaries import CheckSummary, summarize
 from quantwatch_dashboard.queries import check as check_queries
 from quantwatch_dashboard.queries import forgetting, overview
 from quantwatch_dashboard.queries.trend import shown_trend
-from quantwatch_dashboard.standings import Wanted
-from quantwatch_dashboard.summaries import CheckSummary, summarize
 
 NOW, ZONE = START + 10 * NIGHT, ZoneInfo("UTC")
 BASELINE = {name: Headline(name, 0.1, "finite", None, None) for name in "ab"}
@@ -44,7 +46,7 @@ def check(name: str = "c", **given: Any) -> CheckSummary:
 def said(found: CheckSummary) -> tuple[str, str]:
     """Return the row of the overview and the card of the check's page."""
     row = checks.check_table([found], checks.Beside(NOW, ZONE))
-    return str(row), str(standing.card(found, standing.Known(), NOW, ZONE))
+    return str(row), str(check_card.card(found, check_card.Known(), NOW, ZONE))
 
 
 def test_a_baseline_of_something_else_is_no_number() -> None:
@@ -149,7 +151,7 @@ def test_the_line_of_an_old_baseline(
         save_run(replace(SMALL, run_id=IDS[i], started_at=at))
     url = pinned(IDS[0])
     summary = check_queries.summary(url, SMALL.check)
-    for shown in (check_queries.HEADLINE, ("rel_error", "layers.0", "p99")):
+    for shown in (check_queries.HEADLINE, Statistic("rel_error", "layers.0", "p99")):
         trend = shown_trend(url, summary, shown, ("a", 90))
         (point,) = (p for p in check_queries.points_of(url, IDS[0], shown) if p.candidate == "a")
         assert point.value is not None

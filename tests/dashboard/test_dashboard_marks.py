@@ -4,7 +4,7 @@ import pytest
 
 from quantwatch.domain import RunStatus, Verdict
 from quantwatch_dashboard.components.facts import own_code
-from quantwatch_dashboard.components.verdict import Mark, mark
+from quantwatch_dashboard.logic.marks import Mark, mark
 
 _TOLD = {
     RunStatus.QUEUED: Mark("…", "Queued"),

@@ -8,15 +8,17 @@ import pytest
 
 from quantwatch.domain import RunResult
 from quantwatch.metrics.registry import METRICS
-from quantwatch_dashboard import series, text
+from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette
 from quantwatch_dashboard.charts.births import MAX_POINTS, birth_map
-from quantwatch_dashboard.charts.blame import Blamed, blame_chart
-from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace
-from quantwatch_dashboard.charts.layers import LayerLine, layer_chart
+from quantwatch_dashboard.charts.blame import blame_chart
+from quantwatch_dashboard.charts.layers import layer_chart
 from quantwatch_dashboard.components.blame import blame_table
 from quantwatch_dashboard.components.explain import sentence, term
-from quantwatch_dashboard.nonfinite import Birth, births_of, by_prompt
+from quantwatch_dashboard.logic import series
+from quantwatch_dashboard.logic.grid import TokenGrid, TokenPlace
+from quantwatch_dashboard.logic.lines import Blamed, LayerLine
+from quantwatch_dashboard.logic.nonfinite import Birth, births_of, by_prompt
 
 SCOPES = ("layers.10", "layers.2.mlp", "embedding")
 
@@ -145,7 +147,9 @@ def test_blame_table_leads_with_nan_and_marks_the_culprit() -> None:
 def test_headroom_is_drawn_on_a_linear_axis() -> None:
     """Catches 100 to 130 bits between two decades, and an infinity that stretches the axis."""
     lines = [LayerLine("a", 0, [120.0, math.inf, 125.0])]
-    figure = layer_chart(lines, ["layers.0", "layers.1", "layers.2"], unit="Headroom, bits")
+    figure = layer_chart(
+        lines, ["layers.0", "layers.1", "layers.2"], unit="Headroom, bits", is_log=False
+    )
 
     assert figure.layout.yaxis.type == "linear"
     assert "NaN, ∞" in figure.layout.yaxis.ticktext

@@ -12,11 +12,13 @@ from tests.dashboard.pages import AsPerson, html, open_page, press_key
 
 from quantwatch.domain import RunStatus
 from quantwatch.store.components import Component, Seen
+from quantwatch.store.disk import Space
 from quantwatch.store.operations import Leader, Telemetry
 from quantwatch.store.session import Database
 from quantwatch.store.states import UnendedRun
 from quantwatch.store.tables import CheckRow, EndpointRow, RunRow
-from quantwatch_dashboard import gpu_runs, service_words, text
+from quantwatch_dashboard import text
+from quantwatch_dashboard.logic import gpu_runs, service_words
 from quantwatch_dashboard.roles import Role
 
 PARTS = ("Service", "Delivery", "Database", "GPUs", "Settings", "Audit")
@@ -25,7 +27,7 @@ NOW = datetime(2026, 11, 30, 1, tzinfo=UTC)
 
 def open_part(part: str, **query: str) -> AppTest:
     """Open a part of the page."""
-    return open_page("operations", part=part, **query)
+    return open_page("operations", show=part.casefold(), **query)
 
 
 @pytest.fixture
@@ -65,8 +67,8 @@ def test_the_service_at_a_glance(running: str) -> None:
     """Catches figures that say all is well while a check is in quarantine."""
     shown = html(open_part("Service"))
 
-    assert "The service runs; look at deliveries, failed tasks" in shown
-    assert "h/scheduler, epoch 1; its lease lasts" in shown
+    assert "The service runs; needs attention: deliveries, failed tasks" in shown
+    assert "h/scheduler; its lease lasts" in shown
     assert "1 dead letter" in shown
     assert "1 check in quarantine; the configuration is broken" in shown
     assert "waits for a worker on cpu" in shown
@@ -188,9 +190,9 @@ def test_figures() -> None:
     late = service_words.deliveries({"pending": 2}, NOW - timedelta(hours=1), NOW)
     assert (late.value, late.detail, late.bad) == ("2 open", "oldest 1 h ago; 0 dead letters", True)
     assert not service_words.deliveries({"delivered": 9}, None, NOW).bad
-    assert service_words.room(10, (5, 100)).detail.endswith("matrices per token are not kept")
-    assert service_words.room(10, (1, 100)).bad
-    assert not service_words.room(10, (50, 100)).bad
+    assert service_words.room(10, Space(5, 100)).detail.endswith("matrices per token are not kept")
+    assert service_words.room(10, Space(1, 100)).bad
+    assert not service_words.room(10, Space(50, 100)).bad
     assert "does not tell" in service_words.room(10, None).detail
 
 

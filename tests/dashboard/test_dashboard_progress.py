@@ -9,7 +9,7 @@ from quantwatch.domain import RunStatus
 from quantwatch.store.operations import Planned
 from quantwatch.store.states import Timetable, UnendedRun
 from quantwatch_dashboard import text
-from quantwatch_dashboard.components import attempts, live, progress, schedule, service
+from quantwatch_dashboard.components import live, progress, run_attempts, schedule, service
 
 NOW = datetime(2026, 11, 30, 1, tzinfo=UTC)
 
@@ -49,7 +49,7 @@ def test_three_pages_say_the_same() -> None:
     """Catches a second table of words, and a bar that one reader can't hear."""
     one = run(91, 20)
     pages = (
-        str(attempts.card(one, NOW, UTC)), str(live.cards([one], NOW)),
+        str(run_attempts.card(one, NOW, UTC)), str(live.cards([one], NOW)),
         str(service.run_row(one, NOW)),
     )  # fmt: skip
     for shown in pages:

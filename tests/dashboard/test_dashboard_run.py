@@ -106,13 +106,13 @@ def test_unknown_layer_is_none(save_run: Save, value: str) -> None:
     """Catches an exception for a layer that this model does not have."""
     save_run(Spec(candidates=DEMO[:1], num_prompts=1))
 
-    assert boxes(open_run(layer=value))["Layer"] == "none"
+    assert boxes(open_run(layer=value))["Layer"] == "any"
 
 
 def test_every_token_of_a_long_prompt_can_be_reached(save_run: Save) -> None:
     """Catches a browser that freezes on 30,000 tokens, and tokens that only the pooled picture has."""
     run = save_run(Spec(num_prompts=1, num_tokens=30_000, num_layers=2, candidates=DEMO[:1]))
-    page = open_run(run=run.run_id, position="29999")
+    page = open_run(run=run.run_id, token="29999")
 
     assert "overview" in keys(page)
     assert page.number_input[0].value == 29_999
@@ -120,7 +120,7 @@ def test_every_token_of_a_long_prompt_can_be_reached(save_run: Save) -> None:
     assert "After token 29999" in html(page)
     assert "from" not in page.query_params
 
-    moved = open_run(run=run.run_id, **{"from": "100", "to": "150", "position": "120"})
+    moved = open_run(run=run.run_id, **{"from": "100", "to": "150", "token": "120"})
     assert moved.slider[0].value == (100, 150)
     assert f"{51 * 4:,} of {51 * 4:,} cells were measured" in html(moved)
     moved.slider[0].set_value((200, 260)).run()
@@ -149,7 +149,7 @@ def test_stretch_of_a_mistyped_address(
 def test_another_prompt_starts_afresh(save_run: Save) -> None:
     """Catches token and stretch of the last prompt that stay when another one is chosen."""
     save_run(Spec(num_prompts=2, candidates=DEMO[:1]))
-    page = open_run(prompt="0", position="5", **{"from": "3", "to": "40"})
+    page = open_run(prompt="0", token="5", **{"from": "3", "to": "40"})
     page.selectbox(key="pick-prompt").select("1").run()
 
     assert not page.exception
@@ -160,10 +160,10 @@ def test_another_prompt_starts_afresh(save_run: Save) -> None:
 def test_chosen_token_is_named_with_both_models(save_run: Save) -> None:
     """Catches a token view of another token, without probabilities or without moved ranks."""
     save_run(Spec())
-    shown = html(open_run(position="7", prompt="1", candidate="int4-g64"))
+    shown = html(open_run(token="7", prompt="1", candidate="int4-g64"))
 
     assert "After token 7 " in shown
-    assert all(f">{name}</th>" in shown for name in ("share", "difference", "rank"))
+    assert all(f">{name}<" in shown for name in ("probability ≤", "difference", "rank"))
     assert re.search(r"[▲▼]\d", shown)
 
 
@@ -302,11 +302,11 @@ def test_downloads_are_offered(save_run: Save) -> None:
 @pytest.mark.parametrize(
     ("data", "wanted"),
     [
-        (["layers.3", 2, 17], {"layer": "layers.3", "prompt": "2", "position": "17"}),
+        (["layers.3", 2, 17], {"layer": "layers.3", "prompt": "2", "token": "17"}),
         (["layers.3", "0.012", "layers.3.mlp"], {"layer": "layers.3"}),
         (
             {"0": "layers.3", "1": 2, "2": 17},
-            {"layer": "layers.3", "prompt": "2", "position": "17"},
+            {"layer": "layers.3", "prompt": "2", "token": "17"},
         ),
         ([], {}),
         (None, {}),
@@ -317,9 +317,9 @@ def test_downloads_are_offered(save_run: Save) -> None:
 def test_click_goes_into_the_address(data: object, wanted: dict[str, str]) -> None:
     """Catches a click that is lost, and one on a gap that raises."""
     script = (
-        "import streamlit as st\nfrom quantwatch_dashboard.components import clicks\n"
+        "import streamlit as st\nfrom quantwatch_dashboard.components import picture\n"
         f"st.session_state['x'] = {{'selection': {{'points': [{{'customdata': {data!r}}}]}}}}\n"
-        "clicks._chosen('x')()\n"
+        "picture._chosen('x')()\n"
     )
     page = AppTest.from_string(script).run()
 
@@ -332,10 +332,10 @@ def test_links_of_tables_open_this_page(save_run: Save) -> None:
     """Catches a link whose address does not restore what it names."""
     save_run(Spec())
     shown = html(open_run())
-    worst = re.findall(r'href="run\?([^"]+position=[^"]+)"', shown)
+    worst = re.findall(r'href="run\?([^"]+token=[^"]+)"', shown)
 
     assert len(worst) == 20
     assert all(
-        set(parse_qs(q.replace("&amp;", "&"))) == {"run", "candidate", "prompt", "position"}
+        set(parse_qs(q.replace("&amp;", "&"))) == {"run", "candidate", "prompt", "token"}
         for q in worst
     )

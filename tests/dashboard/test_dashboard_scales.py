@@ -9,11 +9,12 @@ from hypothesis import strategies as some
 from numpy.typing import NDArray
 
 from quantwatch_dashboard.charts import palette
-from quantwatch_dashboard.charts.difference import aligned, loss, ratio
-from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace
-from quantwatch_dashboard.charts.heatmap import Chosen, Look, heatmap, value_text
-from quantwatch_dashboard.charts.pooling import max_pool
-from quantwatch_dashboard.charts.scale import Kind, bits_scale, change_scale, scale_for
+from quantwatch_dashboard.charts.heatmap import Chosen, Look, heatmap
+from quantwatch_dashboard.charts.scale import bits_scale, change_scale, scale_for
+from quantwatch_dashboard.logic.cells import Kind, value_text
+from quantwatch_dashboard.logic.difference import aligned, loss, ratio
+from quantwatch_dashboard.logic.grid import TokenGrid, TokenPlace
+from quantwatch_dashboard.logic.pooling import max_pool
 
 KINDS: tuple[Kind, ...] = ("log", "bits", "ratio", "bits change")
 
@@ -164,9 +165,7 @@ def test_cells_in_words(value: float, kind: Kind, said: str) -> None:
 @pytest.mark.parametrize(("rows", "columns"), [(30, 100), (30, 2_000)], ids=["cells", "edges"])
 def test_every_token_and_layer_can_be_clicked(rows: int, columns: int) -> None:
     """Catches a picture of which some token or layer can't be reached, or with too many markers."""
-    figure = heatmap(
-        grid_of(*([1.0] * columns for _ in range(rows))), look=Look("x"), chosen=Chosen()
-    )
+    figure = heatmap(grid_of(*([1.0] * columns for _ in range(rows))), Look("x"), chosen=Chosen())
     data = figure.data[1].customdata
 
     assert len(data) <= 5_000
@@ -179,7 +178,7 @@ def test_every_token_and_layer_can_be_clicked(rows: int, columns: int) -> None:
 def test_choice_is_framed() -> None:
     """Catches a frame around the neighbor of what was chosen."""
     grid = grid_of([1.0, 2.0, 3.0], [4.0, 5.0, 6.0])
-    figure = heatmap(grid, look=Look("x"), chosen=Chosen("layers.1", (0, 2)))
+    figure = heatmap(grid, Look("x"), chosen=Chosen("layers.1", (0, 2)))
     boxes = [s for s in figure.layout.shapes if s.line.color == palette.CHOSEN]
 
     assert [(b.x0, b.x1, b.y0, b.y1) for b in boxes] == [
@@ -191,7 +190,7 @@ def test_choice_is_framed() -> None:
 def test_stretch_is_framed_on_the_pooled_overview() -> None:
     """Catches a frame at the token's number where a column stands for several tokens."""
     grid = grid_of(*([1.0] * 3_000 for _ in range(30)))
-    figure = heatmap(grid, look=Look("x"), chosen=Chosen(stretch=(1_500, 1_799)))
+    figure = heatmap(grid, Look("x"), chosen=Chosen(stretch=(1_500, 1_799)))
     (box,) = [s for s in figure.layout.shapes if s.line.color == palette.CHOSEN]
     per_column = 3_000 / len(figure.data[0].x)
 

@@ -15,12 +15,12 @@ from tests.dashboard.invented import Candidate, Spec
 from tests.dashboard.invented_runs import make_run
 
 from quantwatch.domain import RunResult, Verdict
-from quantwatch_dashboard import series
-from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace
 from quantwatch_dashboard.components.layers import layer_table, worst_first
-from quantwatch_dashboard.exports import layer_csv
-from quantwatch_dashboard.layer_rows import LayerRow, layer_rows
-from quantwatch_dashboard.summaries import worst
+from quantwatch_dashboard.logic import series
+from quantwatch_dashboard.logic.exports import layer_csv
+from quantwatch_dashboard.logic.grid import TokenGrid, TokenPlace
+from quantwatch_dashboard.logic.layer_rows import LayerRow, layer_rows
+from quantwatch_dashboard.logic.summaries import worst
 
 NIGHT = timedelta(days=1)
 START = datetime(2026, 11, 1, tzinfo=UTC)

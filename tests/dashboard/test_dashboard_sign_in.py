@@ -137,7 +137,7 @@ def test_an_operator_acknowledges(page: Page, service: Service, person: str, nam
     page.get_by_label("What is being done").press("Enter")
     page.get_by_role("button", name="Acknowledge", exact=True).click()
     expect(page.locator(".qw-said")).to_have_text("Acknowledged.")
-    expect(page.locator(".qw-knows")).to_contain_text(f"{name} looks after it")
+    expect(page.locator(".qw-knows")).to_contain_text(f"acknowledged by {name}")
     expect(page.locator(".qw-story")).to_contain_text(f"Acknowledged by {name}")
 
     database = open_database(service.database, read_only=True)

@@ -12,11 +12,13 @@ from tests.dashboard.test_dashboard_history import CONFIG, NIGHT, START, recent,
 from quantwatch.domain import RunStatus, Verdict
 from quantwatch.store.checks import Pause
 from quantwatch.store.states import Headline, OpenAlerts, Timetable
-from quantwatch_dashboard import standings, text, verdict_words
-from quantwatch_dashboard.charts.sparkline import Guide, Trend, sparkline
+from quantwatch_dashboard import text
+from quantwatch_dashboard.charts.sparkline import sparkline
 from quantwatch_dashboard.components.schedule import next_runs
-from quantwatch_dashboard.standings import Wanted
-from quantwatch_dashboard.summaries import CheckSummary, summarize
+from quantwatch_dashboard.logic import standings, verdict_words
+from quantwatch_dashboard.logic.lines import Guide, Sparkline
+from quantwatch_dashboard.logic.standings import Wanted
+from quantwatch_dashboard.logic.summaries import CheckSummary, summarize
 
 NOW = START + 10 * NIGHT
 BASELINE = {name: Headline(name, 0.1, "finite", None, None) for name in "ab"}
@@ -86,8 +88,8 @@ def test_largest_change_is_against_the_own_baseline() -> None:
     [
         pytest.param(
             CHECKS, "1 regression",
-            "Worse: bad since 24 h (a: layers.3). Besides: 1 with a warning, 1 with a newest run "
-            "that did not finish, 1 overdue, 1 paused.", id="worse",
+            "Worse: bad since 24 h (a: layers.3). Besides: 1 with a warning, 1 with no result "
+            "from the newest run, 1 overdue, 1 paused.", id="worse",
         ),
         pytest.param(
             [check("a"), check("b")], "All checks pass",
@@ -146,7 +148,7 @@ def test_how_far_ahead(ahead: timedelta, said: str) -> None:
 def test_sparkline_has_a_baseline_and_its_band_inside_the_picture() -> None:
     """Catches a band that begins below zero, where a log axis has no place for it."""
     guide = Guide(0, baseline=0.1, low=0.0, high=0.3)
-    picture = sparkline([Trend(0, [0.1, 0.2])], 2, guide)
+    picture = sparkline([Sparkline(0, [0.1, 0.2])], 2, guide)
     drawn = base64.b64decode(picture.split(",")[1]).decode()
     heights = [float(y) for y in re.findall(r' (?:y|y1|height)="([^"]+)"', drawn)]
 

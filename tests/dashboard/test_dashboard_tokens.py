@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace
 from quantwatch_dashboard.components.tokens import prompt_text, top_caption, top_tables
+from quantwatch_dashboard.logic.grid import TokenGrid, TokenPlace
 
 WORDS = (" the", "\n", "", "<b>", "\u202e")
 
@@ -87,4 +87,4 @@ def test_heat_ends_two_decades_below_the_largest() -> None:
     shown = prompt_text(one_row("a", "b", "c", "d", values=[1.0, 0.1, 0.01, math.nan]), at=0)
 
     assert [f"--heat: {heat}%" in shown for heat in (100, 50, 0)] == [True] * 3
-    assert 'class="bad"' in shown
+    assert 'class="qw-not-finite"' in shown

@@ -12,16 +12,15 @@ from tests.dashboard.test_dashboard_history import NIGHT, START
 from quantwatch.domain import RunStatus, Severity, Verdict
 from quantwatch.store.marks import RunMark
 from quantwatch.store.records import SeriesPoint
-from quantwatch_dashboard import trends
+from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette
-from quantwatch_dashboard.charts.axis import linear_axis, log_axis
+from quantwatch_dashboard.charts.axis import by_decades, by_units, close_to
 from quantwatch_dashboard.charts.tradeoff import tradeoff_chart
 from quantwatch_dashboard.charts.trend import hidden_limits, trend_chart
-from quantwatch_dashboard.charts.trend_marks import in_words
-from quantwatch_dashboard.charts.value_axis import axis_of
-from quantwatch_dashboard.components.jumps import clicked
-from quantwatch_dashboard.history import Change, Limit, Tradeoff
-from quantwatch_dashboard.trends import Compared, Line, Point, Trend
+from quantwatch_dashboard.components.picture import run_of
+from quantwatch_dashboard.logic import bands, trends
+from quantwatch_dashboard.logic.history import Change, Limit, Tradeoff
+from quantwatch_dashboard.logic.trends import Compared, Line, Point, Trend
 
 NAN, INF = math.nan, math.inf
 HOSTILE = "<b>x</b><a href='javascript:alert(1)'>"
@@ -64,7 +63,7 @@ def test_axis_follows_the_values(
     values: list[float | None], is_log: bool, low: float, high: float
 ) -> None:
     """Catches a flat line on an axis of whole decades, where nobody sees a regression."""
-    axis = axis_of(values, is_log=is_log)
+    axis = close_to(values, is_log=is_log)
     assert [axis.low, axis.high] == pytest.approx([low, high], abs=0.03)
     heights, labels = axis.ticks()
     assert len(heights) == len(labels) >= 1
@@ -77,16 +76,16 @@ def test_axis_follows_the_values(
 )
 def test_axis_holds_whatever_a_float_holds(values: list[float], is_log: bool) -> None:
     """Catches an overflow instead of the page, where a value has run away."""
-    layered = log_axis(values) if is_log else linear_axis(values)
-    close = axis_of(values, is_log=is_log)
-    for axis, ends in ((layered, layered.range()), (close, close.range)):
+    layered = by_decades(values) if is_log else by_units(values)
+    close = close_to(values, is_log=is_log)
+    for axis, ends in ((layered, layered.range), (close, close.range)):
         placed = [axis.place(value) for value in values]
         assert all(math.isfinite(place) for place in (*placed, *axis.ticks()[0], *ends) if place)
 
 
 def test_zeros_and_nonfinite_values_have_rows() -> None:
     """Catches an exact zero, or NaN, that is drawn as a number or left out."""
-    axis = axis_of([0.0, 0.1, 1.0, NAN], is_log=True)
+    axis = close_to([0.0, 0.1, 1.0, NAN], is_log=True)
     heights, labels = axis.ticks()
 
     assert labels[0] == "0 (exact)"
@@ -139,13 +138,13 @@ def test_changes_and_failures_are_marked_and_escaped() -> None:
     )  # fmt: skip
     figure = trend_chart(trend, unit="x", is_log=False, zone=UTC)
     found = traces(figure)
-    changed, broken = found["something changed"], found["⚡ run without results"]
+    changed, broken = found["something changed"], found["⚡ no result"]
 
     assert "&lt;b&gt;x" in changed.customdata[0][0]
     assert "gpus.0.driver: 1 → " in changed.customdata[0][0]
     assert changed.customdata[0][0].endswith("and 3 more")
     assert "<b>" not in broken.customdata[0][1]
-    assert clicked([{"customdata": broken.customdata[0]}]) == f"{3:026d}"
+    assert run_of([{"customdata": broken.customdata[0]}]) == f"{3:026d}"
     assert changed.yaxis == broken.yaxis == "y2"
     assert "baseline run" in found
 
@@ -170,7 +169,7 @@ def test_baseline_band_and_limits_belong_to_the_chosen_candidate() -> None:
 def test_digests_are_short_and_other_words_are_not_cut_to_pieces() -> None:
     """Catches 64 hexadecimal digits in a hover card."""
     record = {"name": "weights_sha", "part": "weights", "value": "ab" * 32, "baseline": "cd" * 32}
-    assert in_words(record) == "weights_sha: cdcdcdcd… → abababab…"
+    assert text.change(record) == "weights_sha: cdcdcdcdcdcd… → abababababab…"
 
 
 def test_many_runs_are_thinned_but_the_spike_stays() -> None:
@@ -233,7 +232,7 @@ def test_noise_band(
     baseline: float | None, floor: float | None, band: tuple[float, float] | None
 ) -> None:
     """Catches a band below zero on a log axis, or one around nothing."""
-    found = trends.noise_band(baseline, {"r": floor}, is_log=True)
+    found = bands.noise_band(baseline, [floor], is_log=True)
     assert found == (None if band is None else pytest.approx(band))
 
 
@@ -275,7 +274,7 @@ def test_front_and_candidates_that_are_not_finite() -> None:
 )
 def test_a_click_names_a_run(points: list[Any], run: str | None) -> None:
     """Catches a click that opens something that is no run."""
-    assert clicked(points) == run
+    assert run_of(points) == run
 
 
 def test_an_hour_apart_is_an_hour_apart() -> None:

@@ -30,9 +30,9 @@ def test_check_without_any_result_is_on_the_overview(
         assert "never succeeded" in shown
         assert f"ewest run {status.value} " in shown
         assert ": stopped by hand" in shown
-        assert "1 not measured lately" in shown
+        assert "1 with no result lately" in shown
     assert "<h1>No regression</h1>" in beside
-    assert ("Monitor trouble" in alone) == (status is RunStatus.FAILED)
+    assert ("No result: newest run" in alone) == (status is RunStatus.FAILED)
 
 
 def test_overview_leads_with_the_regression(demo_url: str) -> None:
@@ -42,7 +42,7 @@ def test_overview_leads_with_the_regression(demo_url: str) -> None:
     assert "1 regression" in shown
     assert "int8-fault: layers.14.mlp.down_proj" in shown
     assert shown.index(">demo<") < shown.index(">chat-int8<")
-    assert "Monitor trouble: newest run failed" in shown
+    assert "No result: newest run failed" in shown
     assert "not enough memory" in shown
     assert shown.count("data:image/svg+xml") == 2
     assert "run?run=01JD0000000000000000000006" in shown
@@ -70,7 +70,7 @@ def test_address_restores_what_was_shown(save_run: Callable[[Spec], RunResult]) 
     """Catches a link in a message that opens something else."""
     run = save_run(Spec())
     wanted = {
-        "candidate": "int4-g64", "prompt": "3", "metric": "lens_kl", "tokens": "every", "position": "17",
+        "candidate": "int4-g64", "prompt": "3", "metric": "lens_kl", "tokens": "every", "token": "17",
         "part": "attention", "statistic": "p99", "k": "topk_logit_deviation_k3", "normalised": "1", "fit": "1",
         "sort": "max_kl",
     }  # fmt: skip
@@ -90,7 +90,7 @@ def test_unknown_parameters_show_the_default(save_run: Callable[[Spec], RunResul
     """Catches an exception for an address that was cut or mistyped."""
     save_run(Spec())
     page = open_page(
-        "run", candidate="nobody", prompt="x", metric="../../etc", position="-1", part="<b>"
+        "run", candidate="nobody", prompt="x", metric="../../etc", token="-1", part="<b>"
     )
 
     boxes = {box.label: box.value for box in page.selectbox}
@@ -142,7 +142,7 @@ def test_many_alerts_of_one_rule_are_one_row(demo_url: str) -> None:
     shown = html(open_page("alerts", check="demo"))
 
     assert shown.count("<tr>") == 3
-    assert "and at 1 more scope<" in shown
+    assert "and at 1 more place<" in shown
     assert "layers.29" in shown
 
 

@@ -6,8 +6,8 @@ import plotly.graph_objects as go
 
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette
-from quantwatch_dashboard.charts.heatmap_marks import short
-from quantwatch_dashboard.nonfinite import Birth
+from quantwatch_dashboard.charts.frame import frame, named
+from quantwatch_dashboard.logic.nonfinite import Birth
 
 MAX_POINTS = 4_000
 _LOOKS = {
@@ -59,18 +59,10 @@ def _points(births: list[Birth], rows: dict[str, int], kind: str) -> go.Scatter:
 def _layout(figure: go.Figure, scopes: Sequence[str], num_tokens: int) -> None:
     step = max(1, -(-len(scopes) // 24))
     at = list(range(0, len(scopes), step))
-    figure.update_layout(
-        height=min(560, 150 + 14 * min(len(scopes), 30)),
-        margin={"l": 8, "r": 8, "t": 36, "b": 8},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-        hovermode="closest",
-    )
+    figure.update_layout(frame(min(560, 150 + 14 * min(len(scopes), 30))))
     figure.update_yaxes(
-        tickvals=at, ticktext=[text.label(short(scopes[i], marked=False)) for i in at],
+        tickvals=at, ticktext=[text.label(text.scope(scopes[i])) for i in at],
         range=[len(scopes) - 0.5, -0.5], automargin=True, zeroline=False, tickfont_size=11,
-        title={"text": "first place that is not finite", "font_size": 12},
+        title=named("first place that is not finite"),
     )  # fmt: skip
-    figure.update_xaxes(
-        range=[-0.5, num_tokens - 0.5], zeroline=False,
-        title={"text": "token", "font_size": 12},
-    )  # fmt: skip
+    figure.update_xaxes(range=[-0.5, num_tokens - 0.5], zeroline=False, title=named("token"))

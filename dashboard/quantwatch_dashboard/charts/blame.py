@@ -1,33 +1,20 @@
 """Propagated error against isolated error: who inherits an error, and who makes it."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette
-from quantwatch_dashboard.charts.axis import Axis, Value, log_axis
-
-
-@dataclass(frozen=True, slots=True)
-class Blamed:
-    """One candidate's places, with both errors of each."""
-
-    name: str
-    index: int
-    places: Sequence[str]
-    isolated: Sequence[Value]
-    propagated: Sequence[Value]
-    strong: bool = False
-    culprit: int | None = None
+from quantwatch_dashboard.charts.axis import Axis, by_decades
+from quantwatch_dashboard.charts.frame import frame, scaled
+from quantwatch_dashboard.logic.lines import Blamed
 
 
 def blame_chart(found: Sequence[Blamed], chosen: str | None = None) -> go.Figure:
     """Draw each place as a point: right is its own fault, up is what arrives there, both log."""
-    across = log_axis([v for one in found for v in one.isolated])
-    up = log_axis([v for one in found for v in one.propagated])
+    across = by_decades([v for one in found for v in one.isolated])
+    up = by_decades([v for one in found for v in one.propagated])
     in_order = sorted(found, key=lambda one: one.strong)
     figure = go.Figure([_points(one, across, up) for one in in_order])
     for one in found:
@@ -37,18 +24,10 @@ def blame_chart(found: Sequence[Blamed], chosen: str | None = None) -> go.Figure
         if one.strong and chosen is not None and chosen in one.places:
             _ring(figure, one, list(one.places).index(chosen), (across, up))
     figure.update_layout(
-        height=360, margin={"l": 8, "r": 8, "t": 44, "b": 8}, hovermode="closest",
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "font": {"size": 12}},
-    )  # fmt: skip
-    for update, axis, name in (
-        (figure.update_xaxes, across, "isolated error, mean: its own fault →"),
-        (figure.update_yaxes, up, "relative error, mean: what arrives here ↑"),
-    ):
-        places, labels = axis.ticks()
-        update(
-            type="log", tickangle=0, range=axis.range(), tickvals=places, ticktext=labels,
-            zeroline=False, title={"text": name, "font_size": 12},
-        )  # fmt: skip
+        frame(360),
+        xaxis=scaled(across, "isolated error, mean: its own fault →"),
+        yaxis=scaled(up, "relative error, mean: what arrives here ↑"),
+    )
     return figure
 
 
@@ -67,7 +46,7 @@ def _points(one: Blamed, across: Axis, up: Axis) -> go.Scatter:
         mode="markers",
         marker={
             "color": color, "symbol": marker, "size": 9 if one.strong else 6,
-            "line": {"width": 0.6, "color": "#FFFFFF"},
+            "line": {"width": 0.6, "color": palette.OUTLINE},
         },
         opacity=1 if one.strong else 0.6,
         hovertemplate=(
@@ -83,9 +62,11 @@ def _name(figure: go.Figure, one: Blamed, across: Axis, up: Axis) -> None:
     y = up.place(one.propagated[one.culprit])
     if x is None or y is None:
         return
-    label = text.label(text.scope(one.places[one.culprit]))
+    label = palette.ink(
+        f"<b>{text.label(text.scope(one.places[one.culprit]))}</b>", palette.CULPRIT
+    )
     figure.add_annotation(
-        x=math.log10(x), y=math.log10(y), text=palette.ink(f"<b>{label}</b>", palette.CULPRIT),
+        x=across.coordinate(x), y=up.coordinate(y), text=label,
         ax=0, ay=-30, showarrow=True, arrowhead=0, standoff=6,
         arrowcolor=palette.CULPRIT, arrowwidth=1.5, font={"size": 13},
     )  # fmt: skip

@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette
+from quantwatch_dashboard.charts.frame import frame, named
 
 _LEAST = 1 / 64
 """Of the smallest ratio: where an interval ends that reaches 0, which has no place by log."""
@@ -18,7 +19,6 @@ _TICKS: tuple[tuple[float, tuple[float, ...]], ...] = (
     (2.4, (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)),
 )
 """Up to so many decades, these ticks; beyond them, every decade."""
-_WORSE, _BETTER = "#D6604D", "#4393C3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,14 @@ def change_chart(ratios: Sequence[Ratio], *, unit: str) -> go.Figure:
     high = min(max(b for _, b in bounds), 4 * max(ratio.value for ratio in ratios))
     ends = min(math.log10(low), -_AROUND), max(math.log10(high), _AROUND)
     margin = 0.06 * (ends[1] - ends[0])
-    figure.update_layout(
-        height=300, margin={"l": 8, "r": 8, "t": 16, "b": 8}, showlegend=False, hovermode="closest"
-    )
+    figure.update_layout(frame(300, legend=0))
     figure.update_yaxes(
         type="log", range=[ends[0] - margin, ends[1] + margin], zeroline=False,
-        title={"text": unit, "font_size": 12}, tickvals=_ticks(*ends),
+        title=named(unit), tickvals=_ticks(*ends),
         ticktext=[f"× {tick:g}" for tick in _ticks(*ends)],
     )  # fmt: skip
     figure.update_xaxes(
-        type="category", tickangle=0, nticks=16, title={"text": "layer", "font_size": 12},
+        type="category", tickangle=0, nticks=16, title=named("layer"),
         showgrid=False,
     )  # fmt: skip
     return figure
@@ -72,7 +70,10 @@ def _ticks(low: float, high: float) -> list[float]:
 
 def _trace(ratios: Sequence[Ratio], least: float) -> go.Scatter:
     ends = [_ends(ratio, least) for ratio in ratios]
-    colors = [(_WORSE if r.clear > 0 else _BETTER) if r.clear else palette.MUTED for r in ratios]
+    colors = [
+        (palette.WORSE if r.clear > 0 else palette.BETTER) if r.clear else palette.MUTED
+        for r in ratios
+    ]
     return go.Scatter(
         x=[text.label(text.scope(r.place)) for r in ratios],
         y=[r.value for r in ratios],

@@ -8,9 +8,12 @@ from numpy.typing import NDArray
 
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import heatmap_marks as marks
-from quantwatch_dashboard.charts.grid import TokenGrid
-from quantwatch_dashboard.charts.pooling import MAX_CELLS, Pooled, max_pool
-from quantwatch_dashboard.charts.scale import Kind, Scale, scale_for
+from quantwatch_dashboard.charts import palette
+from quantwatch_dashboard.charts.frame import frame, named
+from quantwatch_dashboard.charts.scale import Scale, scale_for
+from quantwatch_dashboard.logic.cells import Kind, value_text
+from quantwatch_dashboard.logic.grid import TokenGrid
+from quantwatch_dashboard.logic.pooling import MAX_CELLS, Pooled, max_pool
 
 _ROW_HEIGHT = 15
 _GAPS = 48
@@ -41,30 +44,27 @@ class Chosen:
 
 def heatmap(
     grid: TokenGrid,
+    look: Look,
     *,
-    title: str = "",
-    fixed: tuple[float, float] | None = None,
     marked: str | None = None,
-    look: Look | None = None,
     chosen: Chosen | None = None,
 ) -> go.Figure:
     """Draw a grid, first layer on top. `marked` is the scope that a frame is drawn around.
 
-    `look` says more than `title` and `fixed`, which stand for an error on a log scale.
     Raises ValueError on a grid without cells.
     """
-    shown = look or Look(title, "log", fixed)
-    lowest = shown.kind == "bits"
-    pooled = max_pool(grid.values, grid.missing, shown.max_cells, lowest=lowest)
-    scale = scale_for(shown.kind, pooled.values, pooled.missing, shown.fixed)
+    lowest = look.kind == "bits"
+    pooled = max_pool(grid.values, grid.missing, look.max_cells, lowest=lowest)
+    scale = scale_for(look.kind, pooled.values, pooled.missing, look.fixed)
     rows = [_row_name(grid, pooled, i) for i in range(len(pooled.row_starts))]
     keys, aliases = _columns(grid, pooled)
-    figure = go.Figure(_trace(grid, pooled, scale, shown, (rows, keys)))
-    _layout(figure, {row: marks.short(row, marked=row == marked) for row in rows}, aliases)
-    figure.update_xaxes(title={"text": _axis_title(grid, pooled), "font_size": 12})
+    names = {row: marks.culprit(row) if row == marked else text.scope(row) for row in rows}
+    figure = go.Figure(_trace(grid, pooled, scale, look, (rows, keys)))
+    _layout(figure, names, aliases)
+    figure.update_xaxes(title=named(_axis_title(grid, pooled)))
     marks.part_prompts(figure, [grid.places[first].prompt for first in pooled.column_starts])
     if marked in rows:
-        marks.frame(figure, rows.index(marked), len(keys))
+        marks.frame_row(figure, rows.index(marked), len(keys), palette.CULPRIT)
     if chosen is not None:
         _choose(figure, grid, pooled, rows, chosen)
     return figure
@@ -76,7 +76,7 @@ def _choose(
     """Show what was chosen, and let the reader choose something else by a click on a cell."""
     starts = pooled.column_starts
     if chosen.scope in rows:
-        marks.underline(figure, rows.index(chosen.scope), len(starts))
+        marks.frame_row(figure, rows.index(chosen.scope), len(starts), palette.CHOSEN)
     at = grid.column(chosen.token)
     if at is not None:
         marks.column(figure, int(np.searchsorted(starts, at, side="right")) - 1, len(rows))
@@ -93,11 +93,8 @@ def _choose(
 
 def _layout(figure: go.Figure, rows: dict[str, str], columns: dict[str, str]) -> None:
     """Set both axes; `rows` and `columns` give the shown label of each key."""
-    figure.update_layout(
-        height=170 + _ROW_HEIGHT * max(12, min(len(rows), 60)),
-        margin={"l": 8, "r": 8, "t": 32, "b": 8},
-        hovermode="closest",
-    )
+    # Above are the numbers of the prompts.
+    figure.update_layout(frame(170 + _ROW_HEIGHT * max(12, min(len(rows), 60)), legend=0, above=32))
     figure.update_yaxes(
         type="category", autorange="reversed", automargin=True, showgrid=False, tickfont_size=11,
         labelalias=rows,
@@ -143,23 +140,6 @@ def _cell_texts(grid: TokenGrid, pooled: Pooled, kind: Kind) -> list[list[str]]:
         ]
         for values, missing in zip(pooled.values.tolist(), pooled.missing.tolist(), strict=True)
     ]
-
-
-def value_text(value: float, kind: Kind) -> str:
-    """Return a cell's value in words: a number, bits, or how it differs from another run's."""
-    if kind == "log":
-        return text.number(value)
-    if kind == "bits":
-        return f"{text.number(value)} bits"
-    if value == 0:
-        return "equal"
-    if not np.isfinite(value):
-        return {np.inf: "new: 0 or finite before", -np.inf: "gone: 0 or finite now"}.get(
-            value, "not finite in both"
-        )
-    if kind == "ratio":
-        return text.factor(value)
-    return f"{text.number(abs(value))} bits {'less' if value > 0 else 'more'}"
 
 
 def _where(grid: TokenGrid, pooled: Pooled, column: int) -> str:

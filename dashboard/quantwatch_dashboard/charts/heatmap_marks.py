@@ -17,10 +17,9 @@ _CLICKABLE = 5_000
 """Markers are elements of the page: more of them make it slow."""
 
 
-def short(row: str, *, marked: bool) -> str:
-    """Return `L14` for layers.14, `L14 mlp` for layers.14.mlp; other scopes stay."""
-    name = text.scope(row)
-    return palette.ink(f"<b>{name}</b>", palette.CULPRIT) if marked else name
+def culprit(row: str) -> str:
+    """Return the label of the row that broke."""
+    return palette.ink(f"<b>{text.scope(row)}</b>", palette.CULPRIT)
 
 
 def part_prompts(figure: go.Figure, prompts: list[int]) -> None:
@@ -33,7 +32,7 @@ def part_prompts(figure: go.Figure, prompts: list[int]) -> None:
     # One by one they would take seconds: adding a shape copies all others.
     figure.layout.shapes = [
         {"type": "line", "x0": j - 0.5, "x1": j - 0.5, "y0": 0, "y1": 1, "yref": "paper",
-         "line": {"color": "#FFFFFF", "width": 1.2}}
+         "line": {"color": palette.OUTLINE, "width": 1.2}}
         for j in starts[1:]
     ]  # fmt: skip
     figure.layout.annotations = [
@@ -44,16 +43,10 @@ def part_prompts(figure: go.Figure, prompts: list[int]) -> None:
     ]  # fmt: skip
 
 
-def frame(figure: go.Figure, row: int, columns: int) -> None:
-    """Frame the row that broke."""
+def frame_row(figure: go.Figure, row: int, columns: int, color: str) -> None:
+    """Frame a row: the one that broke, or the one that the reader chose."""
     box = {"x0": -0.5, "x1": columns - 0.5, "y0": row - 0.5, "y1": row + 0.5}
-    _outline(figure, box, palette.CULPRIT)
-
-
-def underline(figure: go.Figure, row: int, columns: int) -> None:
-    """Frame the row that the reader chose."""
-    box = {"x0": -0.5, "x1": columns - 0.5, "y0": row - 0.5, "y1": row + 0.5}
-    _outline(figure, box, palette.CHOSEN)
+    _outline(figure, box, color)
 
 
 def column(figure: go.Figure, at: int, rows: int) -> None:
@@ -70,7 +63,7 @@ def stretch(figure: go.Figure, left: int, right: int, rows: int) -> None:
 
 def _outline(figure: go.Figure, box: dict[str, float], color: str) -> None:
     """Draw a frame that is seen on any color: white below, its color above."""
-    for line in ({"color": "#FFFFFF", "width": 3}, {"color": color, "width": 1.5}):
+    for line in ({"color": palette.OUTLINE, "width": 3}, {"color": color, "width": 1.5}):
         figure.add_shape(type="rect", line=line, layer="above", **box)
 
 

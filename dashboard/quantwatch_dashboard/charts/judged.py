@@ -9,11 +9,13 @@ from quantwatch.report.numbers import Number
 from quantwatch.store.alert_history import Judgement
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette
-from quantwatch_dashboard.charts.value_axis import Value, ValueAxis, axis_of
+from quantwatch_dashboard.charts.axis import Axis, close_to
+from quantwatch_dashboard.charts.frame import frame, scaled
+from quantwatch_dashboard.logic.lines import Value
 
 _LOOKS = {
-    "breach": ("x", palette.CULPRIT), "between": ("diamond", "#E0951B"),
-    "clear": ("circle", "#159C7F"), "undecided": ("circle-open", palette.MUTED),
+    "breach": ("x", palette.CULPRIT), "between": ("diamond", palette.WARN),
+    "clear": ("circle", palette.CLEAR), "undecided": ("circle-open", palette.MUTED),
 }  # fmt: skip
 _OTHER = ("circle-open", palette.MUTED)
 
@@ -29,7 +31,7 @@ def judged_chart(
     """Draw the values over time; `lasted` is shaded. What was not measured leaves a gap."""
     limits = [one.threshold for one in judged]
     seen = [limit for limit in limits if limit is not None and (limit > 0 or not is_log)]
-    axis = axis_of([_value(one) for one in judged], is_log=is_log, also=seen)
+    axis = close_to([_value(one) for one in judged], is_log=is_log, also=seen)
     figure = go.Figure()
     first, last = (end.astimezone(zone) for end in lasted)
     figure.add_vrect(
@@ -43,11 +45,11 @@ def judged_chart(
         hoverinfo="skip",
     )
     figure.add_trace(_values(judged, axis, zone))
-    _layout(figure, axis, unit)
+    figure.update_layout(frame(230, legend=0), yaxis=scaled(axis, unit))
     return figure
 
 
-def _values(judged: Sequence[Judgement], axis: ValueAxis, zone: tzinfo) -> go.Scatter:
+def _values(judged: Sequence[Judgement], axis: Axis, zone: tzinfo) -> go.Scatter:
     values = [_value(one) for one in judged]
     looks = [_LOOKS.get(one.outcome, _OTHER) for one in judged]
     return go.Scatter(
@@ -62,17 +64,6 @@ def _values(judged: Sequence[Judgement], axis: ValueAxis, zone: tzinfo) -> go.Sc
         ],
         hovertemplate="%{customdata[1]} · %{customdata[0]}<br>%{customdata[2]}<extra></extra>",
     )
-
-
-def _layout(figure: go.Figure, axis: ValueAxis, unit: str) -> None:
-    heights, labels = axis.ticks()
-    figure.update_layout(
-        height=230, margin={"l": 8, "r": 8, "t": 12, "b": 8}, showlegend=False, hovermode="closest"
-    )
-    figure.update_yaxes(
-        type="log" if axis.is_log else "linear", range=axis.range, tickvals=heights,
-        ticktext=labels, title={"text": text.label(unit), "font_size": 12}, zeroline=False,
-    )  # fmt: skip
 
 
 def _value(one: Judgement) -> Value:

@@ -8,7 +8,8 @@ import plotly.graph_objects as go
 from quantwatch.store.kernels import KernelSpeed
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette
-from quantwatch_dashboard.charts.axis import Axis, log_axis
+from quantwatch_dashboard.charts.axis import Axis, by_decades
+from quantwatch_dashboard.charts.frame import frame, named, scaled
 
 Line = tuple[str, Sequence[float | None]]
 """A back end, and its value per batch."""
@@ -21,7 +22,7 @@ def share_trend(times: Sequence[datetime], lines: Sequence[Line]) -> go.Figure:
     """
     if not lines:
         raise ValueError("a trend needs at least one back end")
-    axis = log_axis([value for _, values in lines for value in values], threshold=1.0)
+    axis = by_decades([value for _, values in lines for value in values], threshold=1.0)
     figure = go.Figure([_line(at, times, line, axis) for at, line in enumerate(lines)])
     figure.add_hline(y=1.0, line={"color": palette.CULPRIT, "width": 1.5, "dash": "dot"})
     figure.add_annotation(
@@ -29,13 +30,12 @@ def share_trend(times: Sequence[datetime], lines: Sequence[Line]) -> go.Figure:
         text=palette.ink("tolerance", palette.CULPRIT),
         xanchor="right", yanchor="bottom", font={"size": 11},
     )  # fmt: skip
-    heights, labels = axis.ticks()
-    figure.update_yaxes(
-        type="log", tickvals=heights, ticktext=labels, range=axis.range(), zeroline=False,
-        title={"text": "largest error ÷ tolerance", "font_size": 12},
-    )  # fmt: skip
-    figure.update_xaxes(title={"text": "batch", "font_size": 12}, type="date")
-    return _finished(figure, 330)
+    figure.update_layout(
+        frame(330),
+        xaxis={"title": named("batch"), "type": "date"},
+        yaxis=scaled(axis, "largest error ÷ tolerance"),
+    )
+    return figure
 
 
 def speed_by_shape(speeds: Sequence[KernelSpeed]) -> go.Figure:
@@ -57,21 +57,17 @@ def speed_by_shape(speeds: Sequence[KernelSpeed]) -> go.Figure:
         figure.add_trace(_intervals(at, f"{backend} · {variant}", own, heights))
     figure.add_vline(x=1.0, line={"color": palette.MUTED, "width": 1.5, "dash": "dot"})
     figure.update_yaxes(
-        tickvals=list(places.values()), ticktext=[shape_words(shape) for shape in shapes],
+        tickvals=list(places.values()), ticktext=[text.shape(shape) for shape in shapes],
         range=[-0.7, len(shapes) - 0.3], zeroline=False, automargin=True,
-        title={"text": "rows × outputs × inputs", "font_size": 12},
+        title=named("rows × outputs × inputs"),
     )  # fmt: skip
     marks = (0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 20, 50)
     figure.update_xaxes(
         type="log", zeroline=False, tickvals=marks, ticktext=[f"{mark:g} ×" for mark in marks],
-        title={"text": "speed as a multiple of bfloat16 F.linear", "font_size": 12},
+        title=named("speed as a multiple of bfloat16 F.linear"),
     )  # fmt: skip
-    return _finished(figure, 200 + min(26 * len(shapes) * max(1, len(series) // 2), 900))
-
-
-def shape_words(shape: Sequence[int]) -> str:
-    """Return a shape as people write it: ``16 × 576 × 1536``."""
-    return " × ".join(map(str, shape)) or "scalar"
+    height = 200 + min(26 * len(shapes) * max(1, len(series) // 2), 900)
+    return figure.update_layout(frame(height))
 
 
 def _line(at: int, times: Sequence[datetime], line: Line, axis: Axis) -> go.Scatter:
@@ -118,15 +114,5 @@ def _speed_words(speed: KernelSpeed) -> str:
     taken = f"{speed.seconds * 1e6:,.0f} µs, F.linear {speed.baseline_seconds * 1e6:,.0f} µs"
     return text.label(
         f"{text.number(speed.ratio)} × (95 %: {bounds}); {taken}; {speed.rounds} rounds, "
-        f"{speed.threads} thread{'s' if speed.threads > 1 else ''}"
+        f"{text.plural(speed.threads, 'thread')}"
     )
-
-
-def _finished(figure: go.Figure, height: int) -> go.Figure:
-    figure.update_layout(
-        height=height,
-        margin={"l": 8, "r": 8, "t": 36, "b": 8},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-        hovermode="closest",
-    )
-    return figure

@@ -2,29 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import plotly.graph_objects as go
 
-from quantwatch.domain import layer_index
+from quantwatch.domain import Json, layer_index
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette
-from quantwatch_dashboard.charts.axis import Axis, Value, linear_axis, log_axis
-
-
-@dataclass(frozen=True, slots=True)
-class LayerLine:
-    """One candidate's value per place; None is "not measured". `index` chooses its color."""
-
-    name: str
-    index: int
-    values: Sequence[Value]
-    strong: bool = False
-    marked: frozenset[int] = field(default_factory=frozenset)
-    """Places with an alert: drawn with a red ring."""
-    culprit: int | None = None
-    """The place that gets the annotation `label`."""
-    label: str = ""
+from quantwatch_dashboard.charts.axis import Axis, by_decades, by_units
+from quantwatch_dashboard.charts.frame import frame, named, scaled
+from quantwatch_dashboard.logic.lines import NO_GUIDES, Guides, LayerLine, Value
 
 
 def layer_chart(
@@ -32,18 +18,17 @@ def layer_chart(
     places: Sequence[str],
     *,
     unit: str,
+    is_log: bool = True,
     threshold: float | None = None,
-    guide: int | None = None,
-    chosen: str | None = None,
+    guides: Guides = NO_GUIDES,
 ) -> go.Figure:
-    """Draw candidates over places, by log unless the unit is bits.
+    """Draw candidates over places on an axis that is named `unit`.
 
-    `threshold` is a dashed line, `guide` marks the culprit, `chosen` is what the reader chose.
+    `threshold` is a dashed line; `guides` are places with a line from top to bottom.
     """
     values = [v for line in lines for v in line.values]
-    linear = unit.endswith("bits")
     drawn = threshold if threshold is not None and threshold > 0 else None
-    axis = linear_axis(values) if linear else log_axis(values, drawn)
+    axis = by_decades(values, drawn) if is_log else by_units(values)
     traces = []
     for line in lines:
         traces.append(_trace(line, axis, places))
@@ -54,16 +39,16 @@ def layer_chart(
         if line.culprit is not None:
             _annotate(figure, line, axis, len(places))
     if threshold is not None:
-        _threshold(figure, threshold)
-    if guide is not None:
-        figure.add_vline(
-            x=guide, line={"color": palette.CULPRIT, "width": 1, "dash": "dot"}, opacity=0.55
-        )
-    if chosen is not None and chosen in places:
-        at = list(places).index(chosen)
-        figure.add_vline(x=at, line={"color": palette.CHOSEN, "width": 1.5}, opacity=0.8)
+        _threshold(figure, threshold, axis)
+    _guide(figure, guides.culprit, places, {"color": palette.CULPRIT, "width": 1, "dash": "dot"})
+    _guide(figure, guides.chosen, places, {"color": palette.CHOSEN, "width": 1.5})
     _layout(figure, axis, places, unit)
     return figure
+
+
+def _guide(figure: go.Figure, place: str | None, places: Sequence[str], line: Json) -> None:
+    if place is not None and place in places:
+        figure.add_vline(x=list(places).index(place), line=line, opacity=0.7)
 
 
 def _trace(line: LayerLine, axis: Axis, places: Sequence[str]) -> go.Scatter:
@@ -143,7 +128,7 @@ def _annotate(figure: go.Figure, line: LayerLine, axis: Axis, num_places: int) -
     )  # fmt: skip
 
 
-def _threshold(figure: go.Figure, threshold: float) -> None:
+def _threshold(figure: go.Figure, threshold: float, axis: Axis) -> None:
     if threshold <= 0:
         # "Must be equal": it has no place on a log axis, so it is told.
         figure.add_annotation(
@@ -153,31 +138,20 @@ def _threshold(figure: go.Figure, threshold: float) -> None:
         )  # fmt: skip
         return
     figure.add_hline(y=threshold, line={"color": palette.CULPRIT, "width": 1.2, "dash": "dash"})
-    # Plotly places shapes on a log axis by value, annotations by its logarithm.
     figure.add_annotation(
-        x=0, xref="paper", xanchor="left", y=math.log10(threshold), yanchor="bottom",
+        x=0, xref="paper", xanchor="left", y=axis.coordinate(threshold), yanchor="bottom",
         text=palette.ink(f"threshold {threshold:g}", palette.CULPRIT), showarrow=False,
         font={"size": 11},
     )  # fmt: skip
 
 
 def _layout(figure: go.Figure, axis: Axis, places: Sequence[str], unit: str) -> None:
-    heights, labels = axis.ticks()
     ticks = _place_ticks(places)
-    figure.update_layout(
-        height=360,
-        margin={"l": 8, "r": 8, "t": 44, "b": 8},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "font": {"size": 12}},
-        hovermode="closest",
-    )
-    figure.update_yaxes(
-        type=axis.type, range=axis.range(), tickvals=heights, ticktext=labels,
-        title={"text": unit, "font_size": 12}, zeroline=False,
-    )  # fmt: skip
+    figure.update_layout(frame(360), yaxis=scaled(axis, unit))
     figure.update_xaxes(
         tickvals=list(ticks), ticktext=list(ticks.values()), tickangle=0,
         range=[-0.6, len(places) - 0.4], showgrid=False, zeroline=False,
-        title={"text": "layer", "font_size": 12},
+        title=named("layer"),
     )  # fmt: skip
 
 

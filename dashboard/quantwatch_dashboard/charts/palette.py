@@ -1,7 +1,7 @@
 """Colors that hold on light and on dark paper and for color-blind readers.
 
 Candidates differ by color, dash and marker. Cells of a heatmap that hold no finite positive number
-have colors that the scale does not contain. Verdicts: components/verdict.py and style.css.
+have colors that the scale does not contain. Of verdicts as markup: style.css.
 """
 
 SERIES = ("#4C8BE0", "#E0951B", "#159C7F", "#C4679F", "#7A6FD0", "#8A9A2B", "#30A5C4", "#A8703E")
@@ -12,7 +12,12 @@ CULPRIT = "#E5484D"
 MUTED = "#8B919B"
 CHOSEN = "#0B6BFF"
 """What the reader chose; red is kept for what broke."""
-WARNED = "#C2410C"
+WARNED, UNDECIDED, IMPROVED = "#C2410C", "#8E6FE0", "#3B82F6"
+CLEAR, WARN = "#0F8F6F", "#D97706"
+"""A value within its limits, and one between the limit to enter and the one to leave."""
+CHANGED = "#7A86A0"
+OUTLINE = "#FFFFFF"
+"""Around marks, so that they are seen on any color."""
 _INKS = {CULPRIT: "light-dark(#be1e2d, #ff7b7b)", WARNED: "light-dark(#9a5b00, #ffb84d)"}
 _SOFT = "light-dark(#566072, #a3adbd)"
 
@@ -27,6 +32,7 @@ CHANGE = (
     "#D6604D", "#B2182B", "#67001F",
 )  # fmt: skip
 """ColorBrewer's RdBu, color-blind safe: blue is better, red is worse, nearly white is equal."""
+BETTER, WORSE = CHANGE[2], CHANGE[8]
 
 NOT_MEASURED = "#A3A9B3"
 ZERO = "#33556E"

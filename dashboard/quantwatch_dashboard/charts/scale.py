@@ -8,19 +8,18 @@ it +∞ and NaN. The color bar is the legend of everything on the picture.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette
+from quantwatch_dashboard.charts.axis import tick_label
+from quantwatch_dashboard.logic.cells import Kind
 
 Values = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Band = tuple[str, str]
-Kind = Literal["log", "bits", "ratio", "bits change"]
-"""Errors; headroom; log2 of a ratio of errors; a difference of headrooms, positive is worse."""
 
 _DEFAULT_RANGE = (1e-6, 1.0)
 _BITS_RANGE = (0.0, 16.0)
@@ -125,7 +124,7 @@ def log_scale(values: Values, missing: Mask, fixed: tuple[float, float] | None =
     low, high = fixed or _range(numbers[numbers > 0])
     first, last = math.log10(low), math.log10(high)
     step = max(1, math.ceil((last - first) / 6))
-    marks = [(float(d), _decade(d)) for d in range(round(first), round(last) + 1, step)]
+    marks = [(float(d), tick_label(10.0**d)) for d in range(round(first), round(last) + 1, step)]
     below, above = _bands(values, missing, zero=True)
     ends = _ends(marks, (first, last), (bool((numbers < low).any()), bool((numbers > high).any())))
     return Scale(first, last, palette.INFERNO, below, above, is_log=True, marks=ends)
@@ -223,7 +222,3 @@ def _range(positive: Values) -> tuple[float, float]:
     low = math.floor(math.log10(float(positive.min())) + 1e-9)
     low = min(max(low, high - 8, -300), 307)
     return 10.0**low, 10.0 ** (high if high > low else low + 1)
-
-
-def _decade(exponent: int) -> str:
-    return f"{10.0**exponent:g}" if -4 < exponent < 4 else f"1e{exponent}".replace("-", "−")

@@ -2,34 +2,16 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from quantwatch_dashboard.charts import palette
 from quantwatch_dashboard.charts.svg import data_uri
+from quantwatch_dashboard.logic.lines import Guide, Sparkline
 
 _WIDTH, _HEIGHT, _EDGE = 220, 44, 5
 _DECADES_AT_LEAST = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Guide:
-    """What one candidate is compared with: a dashed line, and the band of what counts as equal."""
-
-    index: int
-    baseline: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class Trend:
-    """One candidate's value per run, oldest first; None where the run has none."""
-
-    index: int
-    values: Sequence[float | None]
-
-
-def sparkline(trends: Sequence[Trend], num_runs: int, guide: Guide | None = None) -> str:
+def sparkline(trends: Sequence[Sparkline], num_runs: int, guide: Guide | None = None) -> str:
     """Return a data URI of all trends on one log axis; 0 lies on the floor, NaN on top."""
     values = [v for t in trends for v in t.values if v is not None]
     values += [guide.baseline, guide.high] if guide is not None else []
@@ -59,7 +41,7 @@ def _inside(height: float) -> float:
     return min(max(height, 1.0), _HEIGHT - 1.0)
 
 
-def _line(trend: Trend, num_runs: int, low: float, high: float) -> str:
+def _line(trend: Sparkline, num_runs: int, low: float, high: float) -> str:
     color, _, _ = palette.series_style(trend.index)
     points = [
         None if value is None else (_x(i, num_runs), _y(value, low, high))

@@ -11,7 +11,7 @@ _SHORTEST = 1.5
 """Height of a bar that would be too short to be seen."""
 
 
-def strip(values: Sequence[float | None], marked: int) -> str:
+def strip(values: Sequence[float | None], marked: int | None = None) -> str:
     """Return a data URI of the values on a linear scale from 0; a non-finite one is the tallest.
 
     Places that were not measured have no bar. Raises ValueError without places.

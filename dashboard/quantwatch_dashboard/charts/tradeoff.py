@@ -1,25 +1,24 @@
 """Quality against bits per weight: which candidate is worth its size. The front is a line."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 
 from quantwatch.domain import Json
+from quantwatch.store.kinds import from_kind
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette
-from quantwatch_dashboard.charts.value_axis import ValueAxis, axis_of
+from quantwatch_dashboard.charts.axis import Axis, close_to
+from quantwatch_dashboard.charts.frame import frame, named, scaled
 from quantwatch_dashboard.charts.verdict_marks import shape
-from quantwatch_dashboard.history import Tradeoff
-
-_KINDS = {"nan": math.nan, "posinf": math.inf, "neginf": -math.inf}
+from quantwatch_dashboard.logic.history import Tradeoff
 
 
 def tradeoff_chart(found: Sequence[Tradeoff], *, unit: str, is_log: bool) -> go.Figure:
     """Draw one point per candidate, smaller to the left; better is down for errors."""
-    values = [_KINDS.get(each.kind, each.value) for each in found]
-    axis = axis_of(values, is_log=is_log)
+    values = [from_kind(each.value, each.kind) for each in found]
+    axis = close_to(values, is_log=is_log)
     placed = [(each, axis.place(v)) for each, v in zip(found, values, strict=True)]
     drawn = [(each, height) for each, height in placed if height is not None]
     traces = [_front(drawn), *(_point(each, height) for each, height in drawn)]
@@ -32,7 +31,8 @@ def _front(drawn: Sequence[tuple[Tradeoff, float]]) -> Json:
     best = sorted((each.bits_per_weight, height) for each, height in drawn if each.is_best)
     return {
         "type": "scatter", "x": [bits for bits, _ in best], "y": [height for _, height in best],
-        "mode": "lines", "name": "front: nothing is both smaller and better", "hoverinfo": "skip",
+        "mode": "lines", "name": "Pareto front: nothing is both smaller and better",
+        "hoverinfo": "skip",
         "line": {"color": palette.MUTED, "width": 1.6, "dash": "dot", "shape": "hv"},
     }  # fmt: skip
 
@@ -40,8 +40,8 @@ def _front(drawn: Sequence[tuple[Tradeoff, float]]) -> Json:
 def _point(each: Tradeoff, height: float) -> Json:
     color, _, _ = palette.series_style(each.index)
     drawn = shape(each.verdict)
-    value = text.number(_KINDS.get(each.kind, each.value))
-    best = "on the front" if each.is_best else "another one is smaller and better"
+    value = text.number(from_kind(each.value, each.kind))
+    best = "on the Pareto front" if each.is_best else "another one is smaller and better"
     outline = {"width": 2.2, "color": drawn.color or color}
     symbol = "circle" if each.is_best else "circle-open"
     return {
@@ -54,9 +54,9 @@ def _point(each: Tradeoff, height: float) -> Json:
     }  # fmt: skip
 
 
-def _name(each: Tradeoff, height: float, axis: ValueAxis) -> Json:
+def _name(each: Tradeoff, height: float, axis: Axis) -> Json:
     return {
-        "x": each.bits_per_weight, "y": math.log10(height) if axis.is_log else height,
+        "x": each.bits_per_weight, "y": axis.coordinate(height),
         "text": text.label(text.clip(each.candidate, 22)), "showarrow": False,
         "font": {"size": 12},
         # Nothing lies further down and to the left of the front, not even the line itself.
@@ -64,22 +64,14 @@ def _name(each: Tradeoff, height: float, axis: ValueAxis) -> Json:
     }  # fmt: skip
 
 
-def _layout(axis: ValueAxis, unit: str, bits: Sequence[float]) -> dict[str, Any]:
-    heights, labels = axis.ticks()
+def _layout(axis: Axis, unit: str, bits: Sequence[float]) -> dict[str, Any]:
     low, high = min(bits, default=0.0), max(bits, default=16.0)
     spare = max(0.6, 0.14 * (high - low))
-    top = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "font": {"size": 12}}
     return {
-        "height": 340,
-        "margin": {"l": 8, "r": 8, "t": 36, "b": 8},
-        "hovermode": "closest",
-        "legend": top,
-        "yaxis": {
-            "type": "log" if axis.is_log else "linear", "range": axis.range, "tickvals": heights,
-            "ticktext": labels, "title": {"text": unit, "font": {"size": 12}}, "zeroline": False,
-        },
+        **frame(340),
+        "yaxis": scaled(axis, unit),
         "xaxis": {
             "range": [low - 2 * spare, high + spare], "zeroline": False,
-            "title": {"text": "bits per weight: smaller ←", "font": {"size": 12}},
+            "title": named("bits per weight: smaller ←"),
         },
     }  # fmt: skip

@@ -11,9 +11,10 @@ import plotly.graph_objects as go
 from quantwatch.domain import Json, Severity, Verdict
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette, trend_marks
-from quantwatch_dashboard.charts.value_axis import ValueAxis, axis_of
+from quantwatch_dashboard.charts.axis import Axis, close_to
+from quantwatch_dashboard.charts.frame import frame, scaled
 from quantwatch_dashboard.charts.verdict_marks import VERDICT_SHAPES, shape
-from quantwatch_dashboard.trends import Compared, Line, Point, Trend
+from quantwatch_dashboard.logic.trends import Compared, Line, Point, Trend
 
 _FAR = 1.5
 """A limit so many spans beyond the values is named at the edge: it would flatten the lines."""
@@ -33,12 +34,12 @@ def trend_chart(trend: Trend, *, unit: str, is_log: bool, zone: tzinfo) -> go.Fi
     return go.Figure({"data": traces, "layout": _layout(trend, axis, unit)})
 
 
-def _axis(trend: Trend, is_log: bool) -> ValueAxis:
-    plain = axis_of(trend.values, is_log=is_log)
-    return axis_of(trend.values, is_log=is_log, also=_near(trend.compared, plain))
+def _axis(trend: Trend, is_log: bool) -> Axis:
+    plain = close_to(trend.values, is_log=is_log)
+    return close_to(trend.values, is_log=is_log, also=_near(trend.compared, plain))
 
 
-def _near(compared: Compared, axis: ValueAxis) -> list[float]:
+def _near(compared: Compared, axis: Axis) -> list[float]:
     """Return what else must be visible: not a limit that is very far away."""
     reach = _FAR * (axis.high - axis.low)
     wanted = [limit.value for limit in compared.limits]
@@ -47,12 +48,12 @@ def _near(compared: Compared, axis: ValueAxis) -> list[float]:
     return [v for v in wanted if _is_within(v, axis, reach)]
 
 
-def _is_within(value: float, axis: ValueAxis, spare: float = 0.0) -> bool:
-    height = trend_marks.coordinate(value, is_log=axis.is_log)
+def _is_within(value: float, axis: Axis, spare: float = 0.0) -> bool:
+    height = axis.coordinate(value)
     return height is not None and axis.low - spare <= height <= axis.high + spare
 
 
-def _line(line: Line, axis: ValueAxis, zone: tzinfo, *, strong: bool) -> Json:
+def _line(line: Line, axis: Axis, zone: tzinfo, *, strong: bool) -> Json:
     color, dash, _ = palette.series_style(line.index)
     shapes = [shape(point.verdict) for point in line.points]
     many = len(line.points) > 150
@@ -85,7 +86,7 @@ def _said(point: Point) -> list[str]:
     return [value, shape(point.verdict).word, point.run_id]
 
 
-def _levels(trend: Trend, axis: ValueAxis) -> Iterator[tuple[float, str, str]]:
+def _levels(trend: Trend, axis: Axis) -> Iterator[tuple[float, str, str]]:
     """Yield value, words and color of each horizontal line that can be seen."""
     chosen, compared = trend.chosen, trend.compared
     if chosen is None:
@@ -100,7 +101,7 @@ def _levels(trend: Trend, axis: ValueAxis) -> Iterator[tuple[float, str, str]]:
             yield limit.value, f"{name} {text.number(limit.value)}", red
 
 
-def _shapes(trend: Trend, axis: ValueAxis) -> Iterator[Json]:
+def _shapes(trend: Trend, axis: Axis) -> Iterator[Json]:
     """Yield the chosen candidate's band, then baseline and limits."""
     across = {"xref": "x domain", "x0": 0, "x1": 1}
     if trend.chosen is not None and trend.compared.band is not None:
@@ -116,17 +117,17 @@ def _shapes(trend: Trend, axis: ValueAxis) -> Iterator[Json]:
         yield {"type": "line", **across, "y0": value, "y1": value, "line": style}
 
 
-def _notes(trend: Trend, axis: ValueAxis) -> Iterator[Json]:
+def _notes(trend: Trend, axis: Axis) -> Iterator[Json]:
     for value, words, color in _levels(trend, axis):
         yield {
             "x": 0, "xref": "paper", "xanchor": "left", "yanchor": "bottom",
             "text": palette.ink(words, color),
-            "y": trend_marks.coordinate(value, is_log=axis.is_log), "showarrow": False,
+            "y": axis.coordinate(value), "showarrow": False,
             "font": {"size": 11},
         }  # fmt: skip
 
 
-def _pinned(trend: Trend, axis: ValueAxis, zone: tzinfo) -> Iterator[Json]:
+def _pinned(trend: Trend, axis: Axis, zone: tzinfo) -> Iterator[Json]:
     """Yield a ring around the baseline run on the chosen line."""
     points = trend.chosen.points if trend.chosen is not None else ()
     found = next((p for p in points if p.run_id == trend.pinned_run), None)
@@ -152,20 +153,12 @@ def _verdict_legend(trend: Trend) -> Iterator[Json]:
             }  # fmt: skip
 
 
-def _layout(trend: Trend, axis: ValueAxis, unit: str) -> Json:
-    heights, labels = axis.ticks()
-    top = {"orientation": "h", "y": 1.04, "yanchor": "bottom", "x": 0, "font": {"size": 12}}
+def _layout(trend: Trend, axis: Axis, unit: str) -> Json:
     return {
-        "height": 420,
-        "margin": {"l": 8, "r": 8, "t": 56, "b": 8},
-        "legend": top,
-        "hovermode": "closest",
+        # Above are the marks of what changed.
+        **frame(420, above=28),
         "xaxis": {"type": "date", "showgrid": False, "zeroline": False},
-        "yaxis": {
-            "type": "log" if axis.is_log else "linear", "range": axis.range, "tickvals": heights,
-            "ticktext": labels, "title": {"text": text.label(unit), "font": {"size": 12}},
-            "zeroline": False,
-        },
+        "yaxis": scaled(axis, unit),
         "yaxis2": {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
         "shapes": list(_shapes(trend, axis)),
         "annotations": list(_notes(trend, axis)),

@@ -1,22 +1,16 @@
 """What happened beside the numbers: what changed from run to run, and runs that failed."""
 
-import json
-import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime, tzinfo
 from itertools import groupby
-from typing import Any
 
 from quantwatch.domain import Json
-from quantwatch.domain.drift import ABSENT
 from quantwatch_dashboard import text
-from quantwatch_dashboard.charts.verdict_marks import FAILED_COLOR
-from quantwatch_dashboard.history import Change
-from quantwatch_dashboard.trends import Trend
+from quantwatch_dashboard.charts import palette
+from quantwatch_dashboard.logic.history import Change
+from quantwatch_dashboard.logic.trends import Trend
 
-CHANGED_COLOR = "#7A86A0"
 _MOST_LINES = 6
-_LONGEST = 36
 
 
 def traces(trend: Trend, zone: tzinfo) -> Iterator[Json]:
@@ -30,19 +24,6 @@ def traces(trend: Trend, zone: tzinfo) -> Iterator[Json]:
         yield _failures(trend, zone)
 
 
-def coordinate(value: float, *, is_log: bool) -> float | None:
-    """Return where Plotly puts an annotation: by its logarithm, unlike shapes and points."""
-    if not is_log:
-        return value if math.isfinite(value) else None
-    return math.log10(value) if math.isfinite(value) and value > 0 else None
-
-
-def in_words(record: Json) -> str:
-    """Return one change: ``driver: 550.1 → 560.2``; digests by their beginning."""
-    name = str(record["name"]).removeprefix("environment.")
-    return f"{name}: {_value(record['baseline'])} → {_value(record['value'])}"
-
-
 def _changes(changes: Sequence[Change], zone: tzinfo) -> Iterator[Json]:
     runs = [(key, list(group)) for key, group in groupby(changes, key=lambda c: (c.run_id, c.at))]
     times = [clock_text(at, zone) for (_, at), _ in runs]
@@ -50,12 +31,12 @@ def _changes(changes: Sequence[Change], zone: tzinfo) -> Iterator[Json]:
         "type": "scatter", "x": [each for time in times for each in (time, time, None)],
         "y": [each for _ in times for each in (0, 1, None)], "yaxis": "y2", "mode": "lines",
         "hoverinfo": "skip", "showlegend": False, "opacity": 0.8,
-        "line": {"color": CHANGED_COLOR, "width": 1, "dash": "dot"},
+        "line": {"color": palette.CHANGED, "width": 1, "dash": "dot"},
     }  # fmt: skip
     yield {
         "type": "scatter", "x": times, "y": [1] * len(times), "yaxis": "y2", "mode": "markers",
         "cliponaxis": False, "name": "something changed",
-        "marker": {"symbol": "triangle-down", "size": 10, "color": CHANGED_COLOR},
+        "marker": {"symbol": "triangle-down", "size": 10, "color": palette.CHANGED},
         "customdata": [[_told(group), run] for (run, _), group in runs],
         "hovertemplate": "<b>Changed</b> · %{x|%Y-%m-%d %H:%M}<br>%{customdata[0]}<extra></extra>",
     }  # fmt: skip
@@ -63,21 +44,21 @@ def _changes(changes: Sequence[Change], zone: tzinfo) -> Iterator[Json]:
 
 def _told(group: Sequence[Change]) -> str:
     lines = [_line(change, record) for change in group for record in change.records]
-    more = len(lines) - _MOST_LINES
-    return "<br>".join(lines[:_MOST_LINES] + ([f"and {more} more"] if more > 0 else []))
+    more = text.more(len(lines), _MOST_LINES)
+    return "<br>".join(filter(None, (*lines[:_MOST_LINES], more)))
 
 
 def _line(change: Change, record: Json) -> str:
     whose = "" if change.candidate is None else f"{text.clip(change.candidate, 24)} · "
-    return text.label(f"{whose}{in_words(record)}")
+    return text.label(f"{whose}{text.change(record)}")
 
 
 def _failures(trend: Trend, zone: tzinfo) -> Json:
-    bar = {"symbol": "line-ns", "size": 12, "line": {"width": 2.5, "color": FAILED_COLOR}}
+    bar = {"symbol": "line-ns", "size": 12, "line": {"width": 2.5, "color": palette.MUTED}}
     return {
         "type": "scatter", "x": [clock_text(mark.started_at, zone) for mark in trend.failures],
         "y": [0.012] * len(trend.failures), "yaxis": "y2", "mode": "markers", "marker": bar,
-        "cliponaxis": False, "name": "⚡ run without results",
+        "cliponaxis": False, "name": "⚡ no result",
         "customdata": [
             [f"Run {m.status.value}", text.label(text.clip(m.reason or "", 110)), m.run_id]
             for m in trend.failures
@@ -85,15 +66,6 @@ def _failures(trend: Trend, zone: tzinfo) -> Json:
         "hovertemplate": "<b>%{customdata[0]}</b> · %{x|%Y-%m-%d %H:%M}<br>%{customdata[1]}"
         "<extra></extra>",
     }  # fmt: skip
-
-
-def _value(value: Any) -> str:
-    if value == ABSENT:
-        return "absent"
-    shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    if len(shown) >= _LONGEST and all(char in "0123456789abcdef" for char in shown):
-        return f"{shown[:8]}…"
-    return text.clip(shown, _LONGEST)
 
 
 def clock_text(when: datetime, zone: tzinfo) -> str:

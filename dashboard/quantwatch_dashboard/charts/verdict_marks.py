@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from quantwatch.domain import Verdict
+from quantwatch_dashboard.charts import palette
+from quantwatch_dashboard.logic.marks import VERDICTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,15 +17,19 @@ class Shape:
     word: str
 
 
+def _shape(verdict: Verdict, symbol: str, color: str | None, size: int) -> Shape:
+    known = VERDICTS[verdict]
+    return Shape(symbol, color, size, f"{known.icon} {known.word}")
+
+
 VERDICT_SHAPES = {
-    Verdict.REGRESSION: Shape("x", "#E5484D", 9, "✕ Regression"),
-    Verdict.INCONCLUSIVE: Shape("diamond", "#8E6FE0", 9, "? Inconclusive"),
-    Verdict.WARN: Shape("triangle-up", "#C2410C", 10, "! Warning"),
-    Verdict.IMPROVEMENT: Shape("star", "#3B82F6", 10, "↑ Improvement"),
-    Verdict.PASS: Shape("circle", None, 5, "✓ Pass"),
+    Verdict.REGRESSION: _shape(Verdict.REGRESSION, "x", palette.CULPRIT, 9),
+    Verdict.INCONCLUSIVE: _shape(Verdict.INCONCLUSIVE, "diamond", palette.UNDECIDED, 9),
+    Verdict.WARN: _shape(Verdict.WARN, "triangle-up", palette.WARNED, 10),
+    Verdict.IMPROVEMENT: _shape(Verdict.IMPROVEMENT, "star", palette.IMPROVED, 10),
+    Verdict.PASS: _shape(Verdict.PASS, "circle", None, 5),
 }
 NOT_JUDGED = Shape("circle-open", None, 6, "not judged")
-FAILED_COLOR = "#8B919B"
 
 
 def shape(verdict: Verdict | None) -> Shape:

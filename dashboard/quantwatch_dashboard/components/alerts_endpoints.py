@@ -1,4 +1,4 @@
-"""Endpoints and deliveries as rows: what was told, what waits, what is lost."""
+"""Endpoints and deliveries as rows: what was delivered, what waits, what is lost."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
@@ -6,10 +6,12 @@ from datetime import datetime, tzinfo
 from quantwatch.store.dead_letters import Delivery
 from quantwatch.store.endpoints import EndpointState
 from quantwatch.store.messages import Load
-from quantwatch_dashboard import delivery_words, text
-from quantwatch_dashboard.components.checks import moment
-from quantwatch_dashboard.components.markup import Html, link, table, tag
-from quantwatch_dashboard.components.verdict import Mark, pill, tone
+from quantwatch_dashboard import text
+from quantwatch_dashboard.components.markup import Html, link, numbers, table, tag
+from quantwatch_dashboard.components.verdict import pill, tone
+from quantwatch_dashboard.components.words import moment
+from quantwatch_dashboard.logic import delivery_words
+from quantwatch_dashboard.logic.marks import Mark
 
 _NEVER = tag("span", "never", class_="qw-soft")
 
@@ -19,7 +21,7 @@ def endpoint_table(
 ) -> Html:
     """Return one row per endpoint, in the given order."""
     headers = ("Endpoint", "State", "Last success", "Failing", "Waiting", "Dead letters")
-    return table(headers, (_endpoint(*each, now, zone) for each in found), "qw-episodes")
+    return table(headers, (_endpoint(*each, now, zone) for each in found), cards=headers[2:])
 
 
 def _endpoint(state: EndpointState, load: Load, now: datetime, zone: tzinfo) -> Sequence[object]:
@@ -33,20 +35,23 @@ def _endpoint(state: EndpointState, load: Load, now: datetime, zone: tzinfo) -> 
     success = moment(state.last_success_at, now, zone) if state.last_success_at else _NEVER
     return [
         tag(
-            "td", link(state.name, "alerts", show="deliveries", endpoint=state.name), class_="name"
+            "td",
+            link(state.name, "alerts", show="deliveries", endpoint=state.name),
+            class_="qw-name",
         ),
         tag("td", badge(look), tag("span", why, class_="qw-sub"), since),
-        tag("td", success, data_label="Last success"),
-        tag("td", *_failing(state, now, zone), data_label="Failing"),
-        tag("td", *_waiting(load, now, zone), data_label="Waiting"),
-        tag("td", *_dead(load, now, zone), class_="words", data_label="Dead letters"),
+        tag("td", success),
+        tag("td", *_failing(state, now, zone)),
+        tag("td", *_waiting(load, now, zone)),
+        tag("td", *_dead(load, now, zone), class_="qw-text"),
     ]
 
 
 def _failing(state: EndpointState, now: datetime, zone: tzinfo) -> Iterable[object]:
     if state.failing_since is None:
         return ("no",)
-    count = f"{state.num_failures} failed tries in a row, {100 * state.failure_ratio:.0f} % lately"
+    failures = text.plural(state.num_failures, "consecutive failure")
+    count = f"{failures}, rate {text.share(state.failure_ratio)}"
     since = moment(state.failing_since, now, zone)
     return tag("span", "since ", since, class_="qw-hot"), tag("span", count, class_="qw-sub")
 
@@ -76,16 +81,16 @@ def counts(found: Mapping[str, int]) -> Html:
     """Return how many deliveries are in each state, the most first."""
     known = sorted(found.items(), key=lambda pair: -pair[1])
     rows = (
-        [tag("td", badge(delivery_words.delivery(state))), tag("td", f"{num:,}", class_="n")]
+        [tag("td", badge(delivery_words.delivery(state))), tag("td", f"{num:,}", class_="qw-n")]
         for state, num in known
     )
-    return table(["State", tag("th", "Deliveries", class_="n")], rows)
+    return table(["State", *numbers("Deliveries")], rows)
 
 
 def delivery_table(found: Iterable[Delivery], now: datetime, zone: tzinfo) -> Html:
     """Return one row per message and endpoint, in the given order."""
     headers = ("State", "Message", "About", "Endpoint", "Tries", "Age", "Last answer")
-    return table(headers, (_delivery(each, now, zone) for each in found), "qw-episodes")
+    return table(headers, (_delivery(each, now, zone) for each in found), cards=headers[4:])
 
 
 def _delivery(one: Delivery, now: datetime, zone: tzinfo) -> Sequence[object]:
@@ -94,17 +99,17 @@ def _delivery(one: Delivery, now: datetime, zone: tzinfo) -> Sequence[object]:
     return [
         tag("td", badge(delivery_words.delivery(one.state)), due),
         tag("td", one.type, tag("span", one.event_id, class_="qw-sub qw-mono")),
-        tag("td", one.subject, class_="name"),
+        tag("td", one.subject, class_="qw-name"),
         tag("td", one.endpoint),
-        tag("td", str(one.attempt), data_label="Tries"),
-        tag("td", moment(one.created_at, now, zone), data_label="Age"),
-        tag("td", *_answer(one), class_="words", data_label="Last answer"),
+        tag("td", str(one.attempt)),
+        tag("td", moment(one.created_at, now, zone)),
+        tag("td", *_answer(one), class_="qw-text"),
     ]
 
 
 def _answer(one: Delivery) -> Iterable[object]:
     status = "" if one.last_status is None else f"status {one.last_status}"
     took = "" if one.duration_s is None else f"in {text.duration(one.duration_s)}"
-    said = " ".join(word for word in (status, took) if word) or "–"
+    said = " ".join(word for word in (status, took) if word) or text.NONE
     error = text.clip(one.last_error or "", 300)
     return said, tag("span", error, class_="qw-sub") if error else ""

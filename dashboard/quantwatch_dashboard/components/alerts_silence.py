@@ -8,6 +8,7 @@ from quantwatch.store.alert_history import Listed
 from quantwatch.store.silences import StoredSilence
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components.markup import Html, table, tag
+from quantwatch_dashboard.components.words import moment
 
 _MOST = 10
 
@@ -15,8 +16,8 @@ _MOST = 10
 def silence(one: StoredSilence, num_open: int, now: datetime, zone: tzinfo) -> Html:
     """Return what a silence matches, whose it is, and when it ends."""
     globs = ", ".join(f"{label} = {glob}" for label, glob in one.matcher.items())
-    ends = tag("time", text.until(one.ends_at, now), title=text.instant(one.ends_at, zone))
-    matched = f" · matches {num_open} open alert{'s' if num_open != 1 else ''}"
+    ends = moment(one.ends_at, now, zone)
+    matched = f" · matches {text.plural(num_open, 'open alert')}"
     who = f"{one.author}, {text.age(one.starts_at, now)}: {one.comment}"
     return tag(
         "div",
@@ -31,12 +32,11 @@ def preview(hit: Sequence[Listed], num_open: int) -> Html:
     if not hit:
         words = "Matches nothing that is open now; it would keep quiet what begins later."
         return tag("p", words, class_="qw-note")
-    rows = [(one.check, one.candidate or "–", one.rule, one.episode.severity) for one in hit]
-    said = f"Would match {len(hit)} of {num_open} open alert{'s' if num_open != 1 else ''}:"
-    more = f"and {len(hit) - _MOST} more" if len(hit) > _MOST else ""
+    rows = [(one.check, one.candidate or text.NONE, one.rule, one.episode.severity) for one in hit]
+    said = f"Would match {len(hit)} of {text.plural(num_open, 'open alert')}:"
     return tag(
         "div",
         tag("p", said, class_="qw-small"),
         table(LABELS, rows[:_MOST]),
-        tag("p", more, class_="qw-soft qw-small"),
+        tag("p", text.more(len(hit), _MOST), class_="qw-soft qw-small"),
     )

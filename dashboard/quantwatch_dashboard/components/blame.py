@@ -1,9 +1,9 @@
 """The places that make the largest errors themselves, beside what arrives at them."""
 
 from quantwatch_dashboard import text
-from quantwatch_dashboard.charts.blame import Blamed
-from quantwatch_dashboard.components.explain import sentence
+from quantwatch_dashboard.components.explain import numbers
 from quantwatch_dashboard.components.markup import Html, link, table, tag
+from quantwatch_dashboard.logic.lines import Blamed
 
 _MOST = 10
 
@@ -19,13 +19,8 @@ def blame_table(found: Blamed, run_id: str) -> Html:
     rows.sort(key=lambda row: (row[1] == row[1], -row[1] if row[1] == row[1] else 0.0))
     marked = found.places[found.culprit] if found.culprit is not None else None
     query = {"run": run_id, "candidate": found.name}
-    headers = [
-        tag("th", f"Largest own errors of {found.name}", scope="col"),
-        *(
-            tag("th", name, class_="n", title=sentence(slug))
-            for name, slug in (("Isolated", "isolated_error"), ("Relative", "rel_error"))
-        ),
-    ]
+    own = {"Isolated": "isolated_error", "Relative": "rel_error"}
+    headers = [f"Largest own errors of {found.name}", *numbers(own)]
     return table(headers, (_row(row, query, marked) for row in rows[:_MOST]), "qw-top")
 
 
@@ -34,5 +29,5 @@ def _row(row: tuple[str, float, float], query: dict[str, str], marked: str | Non
     hot = " qw-marked" if place == marked else ""
     return [
         tag("td", link(place, "run", **query, layer=place), class_=f"qw-mono qw-small{hot}"),
-        *(tag("td", text.number(value), class_=f"n{hot}") for value in (own, there)),
+        *(tag("td", text.number(value), class_=f"qw-n{hot}") for value in (own, there)),
     ]

@@ -5,10 +5,13 @@ from quantwatch.report.figures import Figures, Interval
 from quantwatch.report.numbers import Number
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette
-from quantwatch_dashboard.components.explain import sentence, term
-from quantwatch_dashboard.components.markup import Html, join, table, tag
+from quantwatch_dashboard.components.explain import numbers, term
+from quantwatch_dashboard.components.markup import Html, bar, join, table, tag
+from quantwatch_dashboard.components.tiles import tile
+from quantwatch_dashboard.components.tiles import tiles as row_of
 from quantwatch_dashboard.components.verdict import candidate_badge
-from quantwatch_dashboard.figures import figures_of
+from quantwatch_dashboard.components.words import swatch
+from quantwatch_dashboard.logic.figures import figures_of
 
 _COLUMNS = {
     "Output KL, nats": "logit_kl", "p99": "logit_kl",
@@ -17,11 +20,6 @@ _COLUMNS = {
     "Bits / weight": "", "Size": "", "Bit-equal": "",
 }  # fmt: skip
 """Column → the metric that its header explains."""
-
-
-def swatch(index: int) -> Html:
-    """Return the small square in a candidate's chart color."""
-    return tag("span", class_="qw-swatch", style=f"--series: {palette.series_style(index)[0]}")
 
 
 def tiles(result: RunResult, candidate: CandidateResult) -> Html:
@@ -43,7 +41,10 @@ def tiles(result: RunResult, candidate: CandidateResult) -> Html:
         ("topk_logit_deviation_k5", "Top-5 logit deviation", _digits(deviation),
          "mean |Δ| over the reference's top 5", _bounds(figures, "topk_logit_deviation_k5")),
     )  # fmt: skip
-    return tag("div", *(_tile(floors, *tile) for tile in shown), class_="qw-tiles")
+    return row_of(
+        tile(term(slug, name), value, detail, bounds, _floor(floors, slug, bounds))
+        for slug, name, value, detail, bounds in shown
+    )
 
 
 def noise_floors(result: RunResult) -> dict[str, float]:
@@ -67,15 +68,10 @@ def _digits(shown: Number, digits: int = 3) -> str:
     return text.number(text.plain(shown), digits)
 
 
-def _tile(
-    floors: dict[str, float], slug: str, key: str, value: str, detail: str, bounds: str
-) -> Html:
+def _floor(floors: dict[str, float], slug: str, bounds: str) -> str:
     # The floor of the NLL's difference is no floor of a ratio.
     floor = floors.get(slug) if bounds and slug != "nll_difference" else None
-    below = "" if floor is None else f"noise floor {text.number(floor)}"
-    lines = [tag("div", line, class_="d") for line in (detail, bounds, below) if line]
-    name = tag("div", term(slug, key), class_="k")
-    return tag("div", name, tag("div", value, class_="v"), *lines, class_="qw-tile")
+    return "" if floor is None else f"noise floor {text.number(floor)}"
 
 
 def _worst_place(row: Measurement | None) -> str:
@@ -97,27 +93,22 @@ def side_by_side(result: RunResult) -> Html:
     rows = [_row(c, i, largest) for i, c in enumerate(result.candidates)]
     if result.noise_floor:
         rows.append(_floor_row(result))
-    headers = [
-        tag("th", "Candidate"),
-        tag("th", "Verdict"),
-        *(tag("th", c, class_="n", title=sentence(m) or None) for c, m in _COLUMNS.items()),
-    ]
-    return table(headers, rows, "qw-quality")
+    return table(["Candidate", "Verdict", *numbers(_COLUMNS)], rows, "qw-quality")
 
 
 def _row(candidate: CandidateResult, index: int, largest: float) -> list[object]:
-    name = tag("td", swatch(index), candidate.name, _execution(candidate), class_="name")
+    name = tag("td", swatch(index), candidate.name, _execution(candidate), class_="qw-name")
     verdict = tag("td", candidate_badge(candidate.verdict))
     if candidate.failure is not None:
         return [
             name,
             verdict,
-            tag("td", candidate.failure, colspan=len(_COLUMNS), class_="words qw-soft"),
+            tag("td", candidate.failure, colspan=len(_COLUMNS), class_="qw-text qw-soft"),
         ]
     return [
         name,
         verdict,
-        *(tag("td", cell, class_="n") for cell in _cells(candidate, index, largest)),
+        *(tag("td", cell, class_="qw-n") for cell in _cells(candidate, index, largest)),
     ]
 
 
@@ -135,7 +126,7 @@ def _cells(candidate: CandidateResult, index: int, largest: float) -> list[objec
         join(
             [
                 _mean_se(figures, "logit_kl"),
-                _bar(_finite(kl), largest, index),
+                bar(_finite(kl) / largest if largest else 0.0, palette.series_style(index)[0]),
                 _interval(figures),
                 _nonfinite(figures),
             ]
@@ -145,7 +136,7 @@ def _cells(candidate: CandidateResult, index: int, largest: float) -> list[objec
         _digits(figures.perplexities[2], 5),
         _digits(figures.number("topk_logit_deviation_k5")),
         _digits(figures.leaked_mass),
-        f"{variant.bits_per_weight:.2f}" if variant else "–",
+        f"{variant.bits_per_weight:.2f}" if variant else text.NONE,
         text.size(variant.size_bytes if variant else None),
         "yes" if candidate.bit_equal else "no",
     ]
@@ -160,13 +151,6 @@ def _interval(figures: Figures) -> Html:
 
 def _finite(shown: Number) -> float:
     return shown.value or 0.0
-
-
-def _bar(value: float, largest: float, index: int) -> Html:
-    """Return a bar on a linear scale: three orders of magnitude less is no bar, and should be."""
-    share = 100 * value / largest if largest > 0 else 0.0
-    color = palette.series_style(index)[0]
-    return tag("span", tag("b", style=f"width: {share:.1f}%; --series: {color}"), class_="qw-bar")
 
 
 def _nonfinite(figures: Figures) -> Html:
@@ -185,7 +169,7 @@ def _floor_row(result: RunResult) -> list[object]:
         if metric in floors:
             cells[columns.index(name)] = text.number(floors[metric])
     return [
-        tag("td", "Noise floor", note, class_="name"),
+        tag("td", "Noise floor", note, class_="qw-name"),
         "",
-        *(tag("td", c, class_="n qw-soft") for c in cells),
+        *(tag("td", c, class_="qw-n qw-soft") for c in cells),
     ]

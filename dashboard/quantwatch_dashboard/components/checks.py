@@ -6,13 +6,16 @@ from datetime import datetime, tzinfo
 
 from quantwatch.domain import RunStatus
 from quantwatch.store.records import RunSummary
-from quantwatch_dashboard import standings, text
-from quantwatch_dashboard.charts.sparkline import Guide, sparkline
-from quantwatch_dashboard.components.candidates import swatch
-from quantwatch_dashboard.components.markup import Html, image, join, link, table, tag
+from quantwatch_dashboard import text
+from quantwatch_dashboard.charts.sparkline import sparkline
+from quantwatch_dashboard.components.markup import Html, image, join, link, soft, table, tag
 from quantwatch_dashboard.components.schedule import next_run
-from quantwatch_dashboard.components.verdict import TROUBLE, badge, candidate_badge
-from quantwatch_dashboard.summaries import CheckSummary
+from quantwatch_dashboard.components.verdict import badge, candidate_badge
+from quantwatch_dashboard.components.words import moment, swatch, times
+from quantwatch_dashboard.logic import standings
+from quantwatch_dashboard.logic.lines import Guide
+from quantwatch_dashboard.logic.marks import TROUBLE
+from quantwatch_dashboard.logic.summaries import CheckSummary
 
 _HEADERS = (
     "Verdict", "Check", "Candidates", "Output KL over runs (log)", "Next run", "Open alerts",
@@ -33,7 +36,8 @@ class Beside:
 
 def check_table(checks: Iterable[CheckSummary], beside: Beside) -> Html:
     """Return one row per check in the given order."""
-    return table(_HEADERS, (_check_row(check, beside) for check in checks), "qw-overview")
+    rows = (_check_row(check, beside) for check in checks)
+    return table(_HEADERS, rows, "qw-overview", cards=_HEADERS[4:7])
 
 
 def _check_row(check: CheckSummary, beside: Beside) -> list[object]:
@@ -42,14 +46,13 @@ def _check_row(check: CheckSummary, beside: Beside) -> list[object]:
     opened = link("Open run →", "run", run=run.run_id) if run is not None else Html("")
     return [
         tag("td", _verdict(check), _since(check, now, zone)),
-        tag("td", *_name(check, beside), class_="name"),
+        tag("td", *_name(check, beside), class_="qw-name"),
         tag("td", _candidates(check)),
-        tag("td", _trend(check), class_="trend"),
-        tag("td", next_run(check.state, now, zone), data_label="Next run"),
-        tag("td", open_alerts(check, beside.silenced.get(check.check, 0)),
-            data_label="Open alerts"),
-        tag("td", _success(check, now, zone), data_label="Last success"),
-        tag("td", opened, class_="n"),
+        tag("td", _trend(check), class_="qw-trend"),
+        tag("td", next_run(check.state, now, zone)),
+        tag("td", open_alerts(check, beside.silenced.get(check.check, 0))),
+        tag("td", _success(check, now, zone)),
+        tag("td", opened, class_="qw-n"),
     ]  # fmt: skip
 
 
@@ -58,13 +61,6 @@ def _verdict(check: CheckSummary) -> Html:
     if run is not None:
         return badge(run.status, run.verdict)
     return tag("span", "No verdict", class_="qw-soft")
-
-
-def moment(when: datetime, now: datetime, zone: tzinfo) -> Html:
-    """Return an age; the absolute time in the reader's zone shows on hover."""
-    return tag(
-        "time", text.age(when, now), datetime=when.isoformat(), title=text.instant(when, zone)
-    )
 
 
 def _since(check: CheckSummary, now: datetime, zone: tzinfo) -> Html:
@@ -110,16 +106,16 @@ def chips(check: CheckSummary) -> Html:
 
 
 def _trouble(check: CheckSummary, now: datetime) -> Html:
-    """Say that the newest run did not finish: shown apart from the verdict."""
+    """Say that the newest run has no result: shown apart from the verdict."""
     run = check.trouble
     if run is None:
         return Html("")
     reason = text.clip(run.reason or "no reason was recorded", 160)
     ended = f"newest run {run.status.value} {text.age(run.started_at, now)}: {reason}"
     cancelled = run.status == RunStatus.CANCELLED
-    said = f"⚡ N{ended[1:]}" if cancelled else f"⚡ Monitor trouble: {ended}"
+    said = f"⚡ N{ended[1:]}" if cancelled else f"⚡ No result: {ended}"
     if check.state.unhealthy_runs > 1:
-        said += f" ({check.state.unhealthy_runs} runs in a row without results)"
+        said += f" (no result from {check.state.unhealthy_runs} runs in a row)"
     return tag("div", tag("span", said, class_="qw-trouble"))
 
 
@@ -127,24 +123,26 @@ def _candidates(check: CheckSummary) -> Html:
     run = check.decided or check.newest
     found = run.candidates if run is not None else ()
     if not found:
-        names = [tag("span", name, class_="c") for name in check.candidates[:_MOST_CANDIDATES]]
-        return tag("div", *names, class_="qw-cands qw-soft") if names else _nothing()
+        names = [
+            tag("span", name, class_="qw-cand") for name in check.candidates[:_MOST_CANDIDATES]
+        ]
+        return tag("div", *names, class_="qw-cands qw-soft") if names else soft(text.NONE)
     places = standings.ranked(check) or range(len(found))
     indexed = [(i, *found[i]) for i in places]
     rows = [
         tag(
             "span",
             swatch(i),
-            tag("span", name, class_="nm", title=name),
+            tag("span", name, class_="qw-nm", title=name),
             candidate_badge(verdict),
-            class_="c",
+            class_="qw-cand",
         )
         for i, name, verdict in indexed[:_MOST_CANDIDATES]
     ]
-    if (more := len(indexed) - _MOST_CANDIDATES) > 0:
+    if more := text.more(len(indexed), _MOST_CANDIDATES):
         unmeasured = sum(verdict is None for _, _, verdict in indexed[_MOST_CANDIDATES:])
         but = f", {unmeasured} not measured" if unmeasured else ""
-        rows.append(tag("span", f"and {more} more{but}", class_="qw-soft"))
+        rows.append(tag("span", f"{more}{but}", class_="qw-soft"))
     return tag("div", *rows, class_="qw-cands")
 
 
@@ -177,11 +175,6 @@ def _now(check: CheckSummary, at: int | None) -> Html:
     return join([tag("b", text.number(value)), f" now{against} · "])
 
 
-def times(change: float) -> str:
-    """Return a ratio: ``1.52 ×``, ``0.97 ×``; a value that is not finite has none."""
-    return f"{text.number(change)} ×"
-
-
 def open_alerts(check: CheckSummary, silenced: int) -> Html:
     """Return how many alerts fire, and how many of them somebody knows of or silenced."""
     alerts = check.state.alerts
@@ -199,7 +192,7 @@ def open_alerts(check: CheckSummary, silenced: int) -> Html:
         )
         if number
     ]
-    below = tag("span", ", ".join(told) or "not acknowledged", class_="qw-sub")
+    below = tag("span", ", ".join(told) or "unacknowledged", class_="qw-sub")
     return join([link(counted, "alerts", check=check.check), below])
 
 
@@ -211,10 +204,6 @@ def _success(check: CheckSummary, now: datetime, zone: tzinfo) -> Html:
     return join([moment(at, now, zone), tag("span", suite, class_="qw-sub")])
 
 
-def _nothing() -> Html:
-    return tag("span", "–", class_="qw-soft")
-
-
 def run_table(runs: Iterable[RunSummary], now: datetime, zone: tzinfo) -> Html:
     """Return the newest runs of all checks, whatever became of them."""
     headers = ("Run", "Check", "Outcome", "Started", "Took", "Alerts")
@@ -222,17 +211,12 @@ def run_table(runs: Iterable[RunSummary], now: datetime, zone: tzinfo) -> Html:
 
 
 def _run_row(run: RunSummary, now: datetime, zone: tzinfo) -> list[object]:
-    took = (
-        text.duration((run.finished_at - run.started_at).total_seconds())
-        if run.finished_at
-        else "–"
-    )
     reason = tag("span", run.reason or "", class_="qw-sub") if run.status in TROUBLE else Html("")
     return [
         tag("td", link(run.run_id, "run", run=run.run_id), class_="qw-mono qw-small"),
-        tag("td", link(run.check, "check", check=run.check), class_="name"),
-        tag("td", badge(run.status, run.verdict), reason, class_="words"),
+        tag("td", link(run.check, "check", check=run.check), class_="qw-name"),
+        tag("td", badge(run.status, run.verdict), reason, class_="qw-text"),
         tag("td", moment(run.started_at, now, zone)),
-        tag("td", took),
-        tag("td", str(run.num_alerts) if run.num_alerts else "–"),
+        tag("td", text.took(run.started_at, run.finished_at)),
+        tag("td", str(run.num_alerts) if run.num_alerts else text.NONE),
     ]

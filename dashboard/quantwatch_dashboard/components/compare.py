@@ -7,16 +7,15 @@ from itertools import groupby
 from quantwatch.baselines.comparable import Mismatch
 from quantwatch.metrics.registry import METRICS
 from quantwatch_dashboard import text
-from quantwatch_dashboard.charts.grid import TokenGrid
-from quantwatch_dashboard.charts.heatmap import value_text
-from quantwatch_dashboard.charts.scale import Kind
-from quantwatch_dashboard.components.candidates import swatch
-from quantwatch_dashboard.components.checks import moment
 from quantwatch_dashboard.components.explain import term
-from quantwatch_dashboard.components.markup import Html, link, table, tag
+from quantwatch_dashboard.components.markup import Html, link, numbers, table, tag
 from quantwatch_dashboard.components.verdict import candidate_badge
-from quantwatch_dashboard.contrast import Mark, Row, Side, mark, title
-from quantwatch_dashboard.identities import Fact
+from quantwatch_dashboard.components.words import moment, swatch
+from quantwatch_dashboard.logic import naming
+from quantwatch_dashboard.logic.cells import Kind, value_text
+from quantwatch_dashboard.logic.contrast import Finding, Row, Side, finding
+from quantwatch_dashboard.logic.grid import TokenGrid
+from quantwatch_dashboard.logic.identities import Fact
 
 NOT_COMPARABLE = (
     "A difference would be one of what is measured, not of the candidates. Both are shown below, "
@@ -61,8 +60,8 @@ def name_of(letter: str) -> Html:
 def reasons(found: Sequence[Mismatch]) -> Html:
     """Say why no difference is shown."""
     rows = [
-        (each.name, tag("td", each.before or "–", class_="qw-mono"),
-         tag("td", each.now or "–", class_="qw-mono"), each.meaning)
+        (each.name, tag("td", each.before or text.NONE, class_="qw-mono"),
+         tag("td", each.now or text.NONE, class_="qw-mono"), each.meaning)
         for each in found
     ]  # fmt: skip
     return table(("", "A", "B", "What that means"), rows)
@@ -70,33 +69,32 @@ def reasons(found: Sequence[Mismatch]) -> Html:
 
 def headline_table(rows: Iterable[Row]) -> Html:
     """Return both values of every number, the difference with its interval, and its mark."""
-    headers = [
-        "Number",
-        *(tag("th", name_of(letter), class_="n") for letter in "ab"),
-        tag("th", "B − A", class_="n"),
-        tag("th", "95 % interval", class_="n"),
-        "More than chance?",
-    ]
-    return table(headers, map(_headline, rows), "qw-versus")
+    sides = (name_of(letter) for letter in "ab")
+    headers = ["Number", *numbers(*sides, "B − A", "95 % interval"), "More than chance?"]
+    labels = ("A", "B", "B − A", "95 % interval")
+    return table(headers, map(_headline, rows), "qw-versus", cards=labels)
 
 
 def _headline(row: Row) -> Sequence[object]:
-    found = mark(row)
+    found = finding(row)
     tone = _TONES[found.tone]
-    name = title(row.metric) if row.statistic == "mean" else f"{title(row.metric)}, {row.statistic}"
+    name = (
+        naming.title(row.metric)
+        if row.statistic == "mean"
+        else f"{naming.title(row.metric)}, {row.statistic}"
+    )
     difference = row.difference
     return [
         tag("td", _term(row, name), tag("span", _unit(row.metric), class_="qw-sub")),
-        *(tag("td", _number(row, value), class_="n", data_label=letter)
-          for letter, value in (("A", row.a), ("B", row.b))),
-        tag("td", "–" if difference is None else text.signed(difference, 3), _factor(row),
-            class_=f"n {tone}", data_label="B − A"),
-        tag("td", interval(row), class_="n", data_label="95 % interval"),
-        tag("td", icon_of(found), " ", found.words, _rate(row), class_=f"{tone} words"),
+        *(tag("td", _number(row, value), class_="qw-n") for value in (row.a, row.b)),
+        tag("td", text.NONE if difference is None else text.signed(difference, 3), _factor(row),
+            class_=f"qw-n {tone}"),
+        tag("td", interval(row), class_="qw-n"),
+        tag("td", icon_of(found), " ", found.words, _rate(row), class_=f"{tone} qw-text"),
     ]  # fmt: skip
 
 
-def icon_of(found: Mark) -> Html:
+def icon_of(found: Finding) -> Html:
     """Return the sign of a mark, which is never a color alone."""
     return tag("span", _ICONS[found.tone], aria_hidden="true")
 
@@ -104,7 +102,7 @@ def icon_of(found: Mark) -> Html:
 def interval(row: Row) -> str:
     """Return the interval of a difference; of too few prompts it is the range of theirs."""
     if row.test is None:
-        return "–"
+        return text.NONE
     if row.test.low == row.test.high == 0:
         return "0"
     bounds = f"{text.signed(row.test.low, 3)} … {text.signed(row.test.high, 3)}"
@@ -112,11 +110,11 @@ def interval(row: Row) -> str:
 
 
 def _term(row: Row, name: str) -> Html:
-    return term("nll_difference" if row.metric == "ppl_ratio" else row.metric, name)
+    return term("nll_difference" if row.metric == naming.PPL_RATIO else row.metric, name)
 
 
 def _unit(metric: str) -> str:
-    unit = "" if metric == "ppl_ratio" else METRICS[metric].unit
+    unit = "" if metric == naming.PPL_RATIO else METRICS[metric].unit
     better = "higher" if metric in METRICS and METRICS[metric].direction == "higher" else "lower"
     return f"{'' if unit in ('', '1') else f'{unit}, '}{better} is better"
 
@@ -124,7 +122,7 @@ def _unit(metric: str) -> str:
 def _number(row: Row, value: float | None) -> str:
     if row.metric == "top1_agreement":
         return text.percent(value)
-    return text.number(value, 5 if row.metric == "ppl_ratio" else 3)
+    return text.number(value, 5 if row.metric == naming.PPL_RATIO else 3)
 
 
 def _factor(row: Row) -> Html:
@@ -148,13 +146,13 @@ def fact_table(found: Iterable[Fact]) -> Html:
     for group, facts in groupby(found, key=lambda fact: fact.group):
         rows.append([tag("td", _GROUPS[group], colspan="3", class_="qw-group")])
         rows += [_fact(fact) for fact in facts]
-    return table(("", *(tag("th", name_of(letter)) for letter in "ab")), rows, "qw-facts-table")
+    return table(("", *(name_of(letter) for letter in "ab")), rows, "qw-facts-table")
 
 
 def _fact(fact: Fact) -> Sequence[object]:
     class_ = "qw-mono qw-small words" + (" qw-changed" if fact.differs else "")
     return [
-        tag("td", fact.name, class_="name"),
+        tag("td", fact.name, class_="qw-name"),
         *(tag("td", text.clip(value, 200), class_=class_) for value in (fact.a, fact.b)),
     ]
 
@@ -166,7 +164,7 @@ def worst_place(grid: TokenGrid, kind: Kind, sides: Sequence[Side]) -> Html:
         return Html("")
     place, scope = grid.places[worst[1]], grid.scopes[worst[0]]
     value = value_text(float(grid.values[worst]), kind)
-    where = {"prompt": str(place.prompt), "position": str(place.position), "layer": scope}
+    where = {"prompt": str(place.prompt), "token": str(place.position), "layer": scope}
     links = [
         link(f" {letter} →", "run", run=side.key[0], candidate=side.key[1], **where)
         for letter, side in zip("AB", sides, strict=True)

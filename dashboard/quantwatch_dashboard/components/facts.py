@@ -5,7 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from quantwatch.domain import RunResult, Variant
+from quantwatch.observability import redaction
 from quantwatch_dashboard import text
+from quantwatch_dashboard.components import markup
 from quantwatch_dashboard.components.markup import Html, tag
 
 _DIGESTS = ("weights_sha", "config_sha", "tokenizer_sha", "recipe_sha", "serve_sha", "fault_sha")
@@ -13,8 +15,7 @@ _DIGESTS = ("weights_sha", "config_sha", "tokenizer_sha", "recipe_sha", "serve_s
 
 def facts(pairs: Iterable[tuple[str, object]]) -> Html:
     """Return names and values in two columns."""
-    parts = (part for key, value in pairs for part in (tag("dt", key), tag("dd", value)))
-    return tag("dl", *parts, class_="qw-facts")
+    return markup.pairs(pairs, "qw-facts")
 
 
 def identity(result: RunResult) -> Html:
@@ -47,7 +48,7 @@ def own_code(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def variant(shown: Variant) -> Html:
     """Return a variant's source, digests and notes."""
     digests = [
-        (name.removesuffix("_sha"), _code(getattr(shown.fingerprint, name) or "–"))
+        (name.removesuffix("_sha"), _code(getattr(shown.fingerprint, name) or text.NONE))
         for name in _DIGESTS
     ]
     return facts(
@@ -82,6 +83,14 @@ def other_metrics(found: int, known: int) -> Html:
     return tag("p", words, class_="qw-note", role="note")
 
 
+def document(found: Mapping[str, object]) -> Html:
+    """Return a section of the configuration as it is stored, without what is left at nothing."""
+    found = _without_nothing(found)
+    # Nothing secret is stored; should a wrong key hold one all the same, it is not shown.
+    shown = redaction.scrub(json.dumps(found, indent=2, ensure_ascii=False, default=str))
+    return tag("pre", text.readable(shown), class_="qw-code qw-mono qw-tall")
+
+
 def command(line: str) -> Html:
     """Return a command line to copy."""
     return tag("pre", line, class_="qw-code qw-mono")
@@ -97,3 +106,10 @@ def _value(value: object) -> object:
 
 def _code(value: str) -> Html:
     return tag("span", value, class_="qw-mono qw-small")
+
+
+def _without_nothing(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        kept = {key: _without_nothing(each) for key, each in value.items()}
+        return {key: each for key, each in kept.items() if each not in (None, [], {})}
+    return [_without_nothing(each) for each in value] if isinstance(value, list) else value

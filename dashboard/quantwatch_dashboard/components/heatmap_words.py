@@ -3,14 +3,15 @@
 import plotly.graph_objects as go
 
 from quantwatch.metrics.registry import METRICS
-from quantwatch_dashboard import queries
-from quantwatch_dashboard.charts.grid import TokenGrid
-from quantwatch_dashboard.charts.heatmap import value_text
-from quantwatch_dashboard.charts.layers import LayerLine, layer_chart
-from quantwatch_dashboard.charts.scale import Kind
+from quantwatch_dashboard.charts.layers import layer_chart
 from quantwatch_dashboard.components.explain import term
 from quantwatch_dashboard.components.markup import Html, tag
-from quantwatch_dashboard.focus import Focus
+from quantwatch_dashboard.logic import naming
+from quantwatch_dashboard.logic.cells import Kind, value_text
+from quantwatch_dashboard.logic.focus import Focus
+from quantwatch_dashboard.logic.grid import TokenGrid
+from quantwatch_dashboard.logic.lines import Guides, LayerLine
+from quantwatch_dashboard.queries import tokens
 
 _HOW = {
     "log": "Colors are logarithmic",
@@ -48,7 +49,7 @@ def profile(focus: Focus, grid: TokenGrid) -> go.Figure:
     lines = []
     for index, candidate in enumerate(focus.result.candidates):
         key = (focus.result.run_id, candidate.name, focus.metric, focus.prompt)
-        found = queries.grid(focus.url, key, focus.result.suite_hash)
+        found = tokens.grid(focus.url, key, focus.result.suite_hash)
         column = None if found is None else found.column(focus.token)
         if found is None or column is None:
             continue
@@ -59,6 +60,8 @@ def profile(focus: Focus, grid: TokenGrid) -> go.Figure:
         strong = candidate.name == focus.candidate.name
         line = [values.get(scope) for scope in grid.scopes]
         lines.append(LayerLine(candidate.name, index, line, strong=strong))
-    spec = METRICS[focus.metric]
-    unit = spec.title if spec.unit == "1" else f"{spec.title}, {spec.unit}"
-    return layer_chart(lines, grid.scopes, unit=unit, chosen=focus.layer)
+    is_log = METRICS[focus.metric].log_scale
+    unit = naming.axis(focus.metric)
+    return layer_chart(
+        lines, grid.scopes, unit=unit, is_log=is_log, guides=Guides(None, focus.layer)
+    )

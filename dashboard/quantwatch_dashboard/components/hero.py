@@ -1,109 +1,17 @@
-"""The first thing on a run page: how it ended, whose fault it is, in words."""
+"""The card that a page about one thing begins with: how it stands, and its facts."""
 
-from collections.abc import Iterable
-from datetime import datetime, tzinfo
+from collections.abc import Iterable, Sequence
 
-from quantwatch.domain import CandidateResult, RunResult, Verdict
-from quantwatch.report import words as say
-from quantwatch_dashboard import text
-from quantwatch_dashboard.charts.strip import strip
-from quantwatch_dashboard.components.markup import Html, image, tag
-from quantwatch_dashboard.components.verdict import badge, candidate_badge, tone
-from quantwatch_dashboard.series import WHOLE, fault, leading, spike
+from quantwatch_dashboard.components.markup import Html, pairs, tag
 
 
-def hero(result: RunResult, now: datetime, zone: tzinfo) -> Html:
-    """Return the card with verdict, culprit and the run's facts."""
-    lead = leading(result)
-    what, said, who = _message(result, lead)
-    left = tag(
-        "div",
-        tag("div", badge(result.status, result.verdict), tag("b", who, class_="qw-who")),
-        tag("div", what, class_="qw-what"),
-        tag("div", said, class_="qw-words"),
-        _others(result, lead),
-    )
-    facts = _facts(result, lead, now, zone)
-    return tag("div", left, _spike(result, lead), facts, class_=f"qw-hero {tone(result.verdict)}")
-
-
-def _spike(result: RunResult, lead: CandidateResult | None) -> Html:
-    """Show the place that broke among its peers: the eye finds it before it reads."""
-    found = spike(result, lead) if lead is not None else None
-    if found is None:
-        return Html("")
-    where = "each layer" if found.part == WHOLE else f"{found.part} in each layer"
-    broken = f"{found.places[found.at]} = {text.number(found.values[found.at])}"
-    alt = f"Isolated error of {where}; the largest is {broken}"
-    words = tag("figcaption", f"Isolated error of {where}. Red: ", tag("b", broken))
-    return tag("figure", image(strip(found.values, found.at), alt, "qw-strip"), words)
-
-
-def _message(result: RunResult, lead: CandidateResult | None) -> tuple[str, str, str]:
-    """Return headline, explanation and name of the candidate."""
-    if result.verdict is None or lead is None:
-        return (
-            say.headline(result),
-            "The monitor has no verdict: this says nothing about the models.",
-            "",
-        )
-    others = [c.name for c in result.candidates if c.verdict == lead.verdict and c is not lead]
-    who = lead.name if not others else f"{lead.name} (also {', '.join(others)})"
-    failed = [c.name for c in result.candidates if c.failure is not None]
-    also = f" Could not be measured: {', '.join(failed)}." if failed else ""
-    if result.verdict in (Verdict.PASS, Verdict.IMPROVEMENT):
-        return (
-            "Every candidate stays within its rules",
-            f"{lead.name} departs most. {_said(lead)}{also}",
-            "",
-        )
-    return fault(result, lead), f"{_said(lead)}{also}", who
-
-
-def _said(lead: CandidateResult) -> str:
-    """Say why, without repeating the headline or the facts beside it."""
-    said = say.explanation(lead)
-    if lead.culprit is not None:
-        first = f" The first tap that differs is {lead.culprit.first_difference}."
-        said = said.removeprefix(f"{lead.culprit.scope}: ").replace(first, "")
-    return f"{said[:1].upper()}{said[1:]}"
-
-
-def _others(result: RunResult, lead: CandidateResult | None) -> Html:
-    """Say how the other candidates ended, so that one fault does not hide a second one."""
-    others = [c for c in result.candidates if c is not lead]
-    shown = [
-        tag(
-            "span",
-            tag("span", c.name, class_="nm", title=c.name),
-            candidate_badge(c.verdict),
-            class_="c",
-        )
-        for c in others
-    ]
-    return tag("div", *shown, class_="qw-cands qw-others") if shown else Html("")
-
-
-def _facts(result: RunResult, lead: CandidateResult | None, now: datetime, zone: tzinfo) -> Html:
-    age = tag("span", text.age(result.started_at, now), title=text.instant(result.started_at, zone))
-    took = text.duration(((result.finished_at or now) - result.started_at).total_seconds())
-    run = ("run", tag("span", result.run_id, class_="qw-mono qw-small"))
-    if not result.candidates:
-        return _pairs([("started", age), ("took", took), run])
-    culprit = lead.culprit if lead is not None else None
-    first = culprit.first_difference if culprit is not None else None
-    shown = [
-        ("measured", age),
-        ("took", took),
-        ("suite", f"{result.suite_name} · {result.num_tokens:,} tokens"),
-        ("alerts", str(len(result.alerts))),
-        ("differs from", f"{first} on" if first is not None else "–"),
-        ("baseline", say.baseline_words(result)),
-        run,
-    ]
-    return _pairs(shown)
-
-
-def _pairs(shown: Iterable[tuple[str, object]]) -> Html:
-    pairs = (part for key, value in shown for part in (tag("dt", key), tag("dd", value)))
-    return tag("dl", *pairs)
+def card(
+    head: Sequence[object],
+    body: Iterable[object],
+    facts: Iterable[tuple[str, object]],
+    tone: str,
+    picture: object = "",
+) -> Html:
+    """Return a card in the color of `tone`: badges, sentences, a picture beside them, facts."""
+    left = tag("div", tag("div", *head), *body)
+    return tag("div", left, picture, pairs(facts), class_=f"qw-hero {tone}")

@@ -8,8 +8,11 @@ from quantwatch.store.kernel_groups import FAILED
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components import trouble
 from quantwatch_dashboard.components.kernels import share_words
-from quantwatch_dashboard.components.markup import Html, tag
-from quantwatch_dashboard.kernel_matrix import Cell
+from quantwatch_dashboard.components.markup import Html
+from quantwatch_dashboard.components.tiles import tile
+from quantwatch_dashboard.components.tiles import tiles as row_of
+from quantwatch_dashboard.logic.kernel_matrix import Cell
+from quantwatch_dashboard.logic.service_words import Figure
 
 READING = (
     "Each case compares one operator with its float64 twin. The bar is the largest error as a share"
@@ -36,7 +39,7 @@ def headline(cells: Sequence[Cell]) -> str:
     """Say the worst."""
     failing = {cell.operator for cell in cells if cell.status == FAILED}
     if failing:
-        return f"{len(failing)} operator{'s fail' if len(failing) > 1 else ' fails'}"
+        return text.plural(len(failing), "operator fails", "operators fail")
     tested = [cell for cell in cells if cell.group is not None]
     return "All kernels pass" if tested else "Kernels were only timed"
 
@@ -56,47 +59,36 @@ def tiles(cells: Sequence[Cell]) -> Html:
     groups = [cell.group for cell in cells if cell.group is not None]
     passed, failed = sum(g.num_passed for g in groups), sum(g.num_failed for g in groups)
     absent = sum(g.num_not_applicable for g in groups)
-    shown = [
-        ("Cases that pass", f"{passed:,}", f"{failed:,} fail, {absent:,} do not apply", failed > 0),
-        ("Largest error", *_tightest(cells)),
-        ("Fallbacks", f"{sum(cell.remarks.num_fallbacks for cell in cells):,}",
-         "calls and rows that another back end did", False),
-        ("Speed, median", *_speeds(cells)),
-    ]  # fmt: skip
-    return tag("div", *(_tile(*tile) for tile in shown), class_="qw-tiles")
+    fallbacks = f"{sum(cell.remarks.num_fallbacks for cell in cells):,}"
+    shown = (
+        Figure("Cases that pass", f"{passed:,}", f"{failed:,} fail, {absent:,} do not apply",
+               failed > 0),
+        _tightest(cells),
+        Figure("Fallbacks", fallbacks, "calls and rows that another back end did"),
+        _speeds(cells),
+    )  # fmt: skip
+    return row_of(tile(f.name, f.value, f.detail, hot=f.bad) for f in shown)
 
 
-def _tightest(cells: Sequence[Cell]) -> tuple[str, str, bool]:
+def _tightest(cells: Sequence[Cell]) -> Figure:
     known = [
         cell for cell in cells if cell.group is not None and cell.group.worst_share is not None
     ]
     if not known:
-        return "–", "nothing was compared", False
+        return Figure("Largest error", text.NONE, "nothing was compared")
     worst = max(known, key=lambda cell: (cell.group and cell.group.worst_share) or 0.0)
     value = worst.group.worst_share if worst.group is not None else None
-    return (
-        share_words(value),
-        f"of its tolerance: {worst.operator}, {worst.backend}",
-        (value or 0) > 1,
-    )
+    where = f"of its tolerance: {worst.operator}, {worst.backend}"
+    return Figure("Largest error", share_words(value), where, (value or 0) > 1)
 
 
-def _speeds(cells: Sequence[Cell]) -> tuple[str, str, bool]:
+def _speeds(cells: Sequence[Cell]) -> Figure:
     timed = [cell for cell in cells if cell.speed is not None]
     if not timed:
-        return "–", "not timed on this device: quantwatch kernels bench", False
+        why = "not timed on this device: quantwatch kernels bench"
+        return Figure("Speed, median", text.NONE, why)
     middle = median(cell.speed.middle for cell in timed if cell.speed is not None)
     best = max(timed, key=lambda cell: cell.speed.middle if cell.speed is not None else 0.0)
     fastest = best.speed.middle if best.speed is not None else 0.0
     words = f"F.linear; fastest {text.number(fastest)} ×: {best.operator}, {best.backend}"
-    return f"{text.number(middle)} ×", words, False
-
-
-def _tile(key: str, value: str, detail: str, hot: bool) -> Html:
-    return tag(
-        "div",
-        tag("div", key, class_="k"),
-        tag("div", value, class_="v qw-hot" if hot else "v"),
-        tag("div", detail, class_="d"),
-        class_="qw-tile",
-    )
+    return Figure("Speed, median", f"{text.number(middle)} ×", words)

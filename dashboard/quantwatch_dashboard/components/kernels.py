@@ -1,21 +1,30 @@
-"""Kernels as tables: operator × back end, failures, one operator by shape and dtype, batches."""
+"""Kernels as tables: operator × back end, failures, one operator by shape and dtype."""
 
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, tzinfo
 
-from quantwatch.config.apply import differences
 from quantwatch.domain import Verdict
 from quantwatch.store.kernel_groups import FAILED, NOT_APPLICABLE, PASSED
-from quantwatch.store.kernels import KernelBatch, KernelCase
+from quantwatch.store.kernels import KernelCase
 from quantwatch_dashboard import text
-from quantwatch_dashboard.charts.kernels import shape_words
-from quantwatch_dashboard.charts.sparkline import Trend, sparkline
-from quantwatch_dashboard.components.markup import Html, image, join, link, table, tag
-from quantwatch_dashboard.components.verdict import Mark, pill, tone
-from quantwatch_dashboard.kernel_matrix import UNTESTED, Cell, Key, Place, share
-from quantwatch_dashboard.kernel_uses import Use, Uses
+from quantwatch_dashboard.charts.sparkline import sparkline
+from quantwatch_dashboard.components.markup import (
+    Html,
+    bar,
+    image,
+    join,
+    link,
+    numbers,
+    sub,
+    table,
+    tag,
+)
+from quantwatch_dashboard.components.verdict import pill, tone
+from quantwatch_dashboard.logic.kernel_matrix import UNTESTED, Cell, Key, Place, share
+from quantwatch_dashboard.logic.kernel_uses import Use, Uses
+from quantwatch_dashboard.logic.lines import Sparkline
+from quantwatch_dashboard.logic.marks import Mark
 
 _MARKS = {
     PASSED: (Mark("✓", "Passes"), tone(Verdict.PASS)),
@@ -34,7 +43,7 @@ def matrix(
     operators, backends = shown
     rows = (
         [
-            tag("td", tag("span", operator, class_="qw-mono"), class_="name"),
+            tag("td", tag("span", operator, class_="qw-mono"), class_="qw-name"),
             *(_cell(cells.get((operator, backend)), address) for backend in backends),
             tag("td", used_by(users[operator]), class_="qw-uses"),
         ]
@@ -45,7 +54,7 @@ def matrix(
 
 def _cell(cell: Cell | None, address: Mapping[str, str]) -> Html:
     if cell is None:
-        return tag("td", "–", class_="qw-soft")
+        return tag("td", text.NONE, class_="qw-soft")
     shown, color = _MARKS[cell.status]
     query = {**address, "op": cell.operator, "backend": cell.backend}
     head = link(pill(shown, color), "kernels", **query)
@@ -59,16 +68,14 @@ def _room(cell: Cell) -> Html:
     worst = cell.group.worst_share if cell.group is not None else None
     if worst is None:
         return Html("")
-    wide = 100 * min(1.0, worst if math.isfinite(worst) else 1.0)
     color = "var(--qw-regression)" if worst > 1 else "var(--qw-pass)"
-    bar = tag("span", tag("b", style=f"width: {wide:.1f}%; --series: {color}"), class_="qw-bar")
-    return tag("span", f"{share_words(worst)} of tolerance", bar, class_="qw-line")
+    return tag("span", f"{share_words(worst)} of tolerance", bar(worst, color), class_="qw-line")
 
 
 def share_words(value: float | None) -> str:
     """Return a share of the tolerance: ``12 %``, ``15 ×``; 100 % is still allowed."""
     if value is None:
-        return "–"
+        return text.NONE
     if not math.isfinite(value) or value > 1:
         return f"{text.number(value)} ×" if math.isfinite(value) else "∞ ×"
     return f"{text.number(100 * value, 2 if value < 0.995 else 3)} %"
@@ -109,7 +116,7 @@ def _line(values: Sequence[float | None], index: int, what: str) -> Html:
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return Html("")
-    drawn = sparkline([Trend(index, values)], len(values))
+    drawn = sparkline([Sparkline(index, values)], len(values))
     words = f"{what} over {len(known)} batches, newest {text.number(known[-1])}"
     return image(drawn, words, "qw-spark qw-small-spark")
 
@@ -119,14 +126,14 @@ def used_by(found: Uses) -> Html:
     if found.measures is not None:
         if not found.measures:
             return tag("span", "no check", class_="qw-soft")
-        words = "check measures" if found.measures == 1 else "checks measure"
-        return tag("span", f"{found.measures} {words} with it")
+        said = text.plural(found.measures, "check measures", "checks measure")
+        return tag("span", f"{said} with it")
     if not found.known:
         why = "No configuration says whether it runs."
         return tag("span", "unknown", class_="qw-soft", title=why)
     parts = [tag("span", *_use(use), class_="qw-line") for use in found.uses[:_MOST_USES]]
-    if len(found.uses) > _MOST_USES:
-        parts.append(tag("span", f"and {len(found.uses) - _MOST_USES} more", class_="qw-sub"))
+    if more := text.more(len(found.uses), _MOST_USES):
+        parts.append(sub(more))
     if found.doubtful:
         named = ", ".join(found.doubtful[:_MOST_USES])
         parts.append(tag("span", f"unknown: {named} (recipe in a file)", class_="qw-sub"))
@@ -142,15 +149,15 @@ def _use(use: Use) -> list[object]:
 
 def failures(cases: Iterable[KernelCase], program: str, device: str) -> Html:
     """Return one row per failed case with the command that repeats it."""
-    headers = ["Operator", "Back end", "Case", *(tag("th", n, class_="n") for n in ("Error", "Of tolerance"))]  # noqa: E501  # fmt: skip
+    headers = ["Operator", "Back end", "Case", *numbers("Error", "Of tolerance")]
     rows = (
         [
-            tag("td", tag("span", case.operator, class_="qw-mono"), class_="name"),
+            tag("td", tag("span", case.operator, class_="qw-mono"), class_="qw-name"),
             case.backend,
-            tag("td", shape_words(case.shape), _where(case), class_="words"),
-            tag("td", text.number(case.error), class_="n"),
-            tag("td", share_words(share(case.error, case.tolerance)), class_="n qw-hot"),
-            tag("td", text.readable(case.message), _again(case, program, device), class_="words"),
+            tag("td", text.shape(case.shape), _where(case), class_="qw-text"),
+            tag("td", text.number(case.error), class_="qw-n"),
+            tag("td", share_words(share(case.error, case.tolerance)), class_="qw-n qw-hot"),
+            tag("td", text.readable(case.message), _again(case, program, device), class_="qw-text"),
         ]
         for case in cases
     )
@@ -180,14 +187,14 @@ def by_shape(found: Mapping[tuple[str, tuple[int, ...]], Mapping[str, Place]]) -
         # Said once: thirty equal words in a column hide where the next variant begins.
         named = (variant or "all") if variant != last else ""
         cells = (_place(row.get(dtype)) for dtype in dtypes)
-        rows.append([tag("td", named, class_="name"), shape_words(shape), *cells])
+        rows.append([tag("td", named, class_="qw-name"), text.shape(shape), *cells])
         last = variant
     return table(["Variant", "Shape", *dtypes], rows, "qw-places qw-tall")
 
 
 def _place(place: Place | None) -> Html:
     if place is None:
-        return tag("td", "–", class_="qw-soft")
+        return tag("td", text.NONE, class_="qw-soft")
     total = place.num_passed + place.num_failed + place.num_not_applicable
     if place.num_failed:
         return tag(
@@ -200,43 +207,3 @@ def _place(place: Place | None) -> Html:
     used = place.worst_share or 0.0
     return tag("td", f"✓ {share_words(place.worst_share)}", class_="qw-heat",
                style=f"--heat: {100 * min(1.0, used):.0f}%")  # fmt: skip
-
-
-def batches(found: Iterable[KernelBatch], now: datetime, zone: tzinfo) -> Html:
-    """Return the batches, newest first; each name shows the page as of it."""
-    rows = (
-        [
-            tag("td", _as_of(b, zone),
-                tag("span", text.age(b.started_at, now), class_="qw-sub")),
-            "tests" if b.kind == "test" else "speeds",
-            b.device,
-            tag("td", (b.git_sha or "installed")[:10], class_="qw-mono"),
-            tag("td", f"{b.num_passed:,}" if b.kind == "test" else "–", class_="n"),
-            tag("td", f"{b.num_failed:,}" if b.kind == "test" else "–",
-                class_="n qw-hot" if b.num_failed else "n"),
-            tag("td", f"{b.num_not_applicable:,}" if b.kind == "test" else "–", class_="n"),
-            text.duration((b.finished_at - b.started_at).total_seconds()),
-        ]
-        for b in found
-    )  # fmt: skip
-    counts = (tag("th", n, class_="n") for n in ("Passed", "Failed", "Not applicable"))
-    return table(["Started", "What", "Device", "Commit", *counts, "Took"], rows)
-
-
-def _as_of(batch: KernelBatch, zone: tzinfo) -> Html:
-    shown = text.instant(batch.started_at, zone)
-    return link(shown, "kernels", batch=batch.id, device=batch.device)
-
-
-def changed(before: KernelBatch, after: KernelBatch) -> Html:
-    """Return what is another one than at the batch before: commit, libraries, driver, machine."""
-    found = list(differences(before.environment, after.environment))
-    if before.git_sha != after.git_sha:
-        # It is in the environment, too, where nobody would look for it.
-        found = [line for line in found if not line.startswith("git_commit:")]
-        short = [(sha or "installed")[:10] for sha in (before.git_sha, after.git_sha)]
-        found.insert(0, f"commit: {short[0]} → {short[1]}")
-    if not found:
-        return tag("p", "Nothing changed around it since the batch before.", class_="qw-soft")
-    lines = (tag("span", text.readable(line), class_="qw-line qw-mono") for line in found[:12])
-    return tag("p", tag("b", "Changed since the batch before"), *lines, class_="qw-small")

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 
 from quantwatch_dashboard import text
-from quantwatch_dashboard.components.explain import sentence
-from quantwatch_dashboard.components.markup import Html, table, tag
-from quantwatch_dashboard.layer_rows import LayerRow
+from quantwatch_dashboard.components import explain
+from quantwatch_dashboard.components.markup import Html, numbers, table, tag
+from quantwatch_dashboard.logic.layer_rows import LayerRow
 
 COLUMNS = {
     "mean_kl": "Mean KL, nats",
@@ -48,12 +48,8 @@ def layer_table(rows: Sequence[LayerRow], marked: str | None, chosen: str | None
     `marked` is the layer that broke, `chosen` the one that the reader chose.
     """
     counted = any(row.num_nonfinite for row in rows)
-    named = [(name, sentence(_METRICS[column])) for column, name in COLUMNS.items()]
-    shown = [*named, *([("Not finite", "Values of the three metrics")] if counted else [])]
-    headers = [
-        "Layer",
-        *(tag("th", name, scope="col", class_="n", title=why) for name, why in shown),
-    ]
+    named = {name: _METRICS[column] for column, name in COLUMNS.items()}
+    headers = ["Layer", *explain.numbers(named), *(numbers("Values not finite") if counted else ())]
     return table(headers, (_row(row, (marked, chosen), counted) for row in rows), "qw-top qw-tall")
 
 
@@ -64,5 +60,5 @@ def _row(row: LayerRow, special: tuple[str | None, str | None], counted: bool) -
     cells = [*numbers, *([f"{row.num_nonfinite:,}"] if counted else [])]
     return [
         tag("td", row.layer, class_=f"qw-mono qw-small{hot}"),
-        *(tag("td", cell, class_=f"n{hot}") for cell in cells),
+        *(tag("td", cell, class_=f"qw-n{hot}") for cell in cells),
     ]

@@ -20,10 +20,8 @@ def cards(runs: Sequence[UnendedRun], now: datetime) -> Html:
     if len(waiting) <= _FEW:
         active, waiting = [*active, *waiting], []
     grid = tag("div", *(_card(run, now) for run in active[:_MOST]), class_="qw-now")
-    more = len(active) - _MOST
-    said = (
-        tag("p", f"and {more} more under way", class_="qw-soft qw-small") if more > 0 else Html("")
-    )
+    more = text.more(len(active), _MOST, "under way")
+    said = tag("p", more, class_="qw-soft qw-small") if more else Html("")
     return tag("div", grid, said, _waiting(waiting), role="status")
 
 
@@ -32,8 +30,7 @@ def _waiting(runs: Sequence[UnendedRun]) -> Html:
         return Html("")
     named = [join([", " if i else "", link(run.check, "run", run=run.run_id)])
              for i, run in enumerate(runs[:_MOST_NAMES])]  # fmt: skip
-    more = len(runs) - _MOST_NAMES
-    rest = f" and {more} more" if more > 0 else ""
+    rest = f" {text.more(len(runs), _MOST_NAMES)}".rstrip()
     return tag(
         "p",
         f"{len(runs)} runs wait for a worker: ",
@@ -45,7 +42,7 @@ def _waiting(runs: Sequence[UnendedRun]) -> Html:
 
 def _card(run: UnendedRun, now: datetime) -> Html:
     now_doing = tag("span", progress.stage(run), class_="qw-soft")
-    head = tag("div", link(run.check, "run", run=run.run_id), now_doing, class_="t")
+    head = tag("div", link(run.check, "run", run=run.run_id), now_doing, class_="qw-run-head")
     return tag("div", head, progress.bar(run), _detail(run, now), class_="qw-run")
 
 
@@ -57,5 +54,5 @@ def _detail(run: UnendedRun, now: datetime) -> Html:
         parts.append("asked to stop")
     said = tag("span", " · ".join(parts), class_="qw-soft")
     if not progress.is_silent(run, now):
-        return tag("div", said, class_="d")
-    return tag("div", said, " · heartbeat ", progress.heartbeat(run, now), class_="d")
+        return tag("div", said, class_="qw-run-detail")
+    return tag("div", said, " · heartbeat ", progress.heartbeat(run, now), class_="qw-run-detail")

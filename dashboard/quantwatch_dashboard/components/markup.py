@@ -4,8 +4,10 @@ Streamlit's Markdown interprets `$`, `:red[…]`, links and images, so no text f
 goes through it; it becomes a child of a tag here, or a cell of a data frame.
 """
 
-from collections.abc import Iterable
-from typing import TypeGuard
+import math
+import re
+from collections.abc import Collection, Iterable
+from urllib.parse import urlencode
 
 from quantwatch_dashboard import text
 
@@ -36,26 +38,76 @@ def join(children: Iterable[object]) -> Html:
     return Html("".join(c if isinstance(c, Html) else text.escape(c) for c in children))
 
 
-def table(headers: Iterable[object], rows: Iterable[Iterable[object]], class_: str = "") -> Html:
-    """Return a table that scrolls sideways when it is wider than the page."""
-    head = tag("tr", *(_scoped(h) if _is_cell(h) else tag("th", h, scope="col") for h in headers))
-    body = (tag("tr", *(c if _is_cell(c) else tag("td", c) for c in row)) for row in rows)
-    inner = tag("table", tag("thead", head), tag("tbody", *body))
-    return tag("div", inner, class_=f"qw-scroll {class_}".strip())
+def numbers(*names: object) -> list[Html]:
+    """Return headers of columns of numbers."""
+    return [tag("th", name, class_="qw-n") for name in names]
 
 
-def _scoped(header: Html) -> Html:
-    """Return a header that says whose it is: a screen reader names the column with each cell."""
-    scoped = " scope=" in header.partition(">")[0]
-    return header if scoped else Html(header.replace("<th", '<th scope="col"', 1))
+def table(
+    headers: Iterable[object],
+    rows: Iterable[Iterable[object]],
+    class_: str = "",
+    cards: Collection[str] = (),
+) -> Html:
+    """Return a table that scrolls sideways when it is wider than the page.
+
+    With `cards` each row is a card on a narrow page; these headers are repeated in it.
+    """
+    heads = [_cell("th", header, scope="col") for header in headers]
+    labels = [name if (name := _words(head)) in cards else None for head in heads]
+    body = (
+        tag("tr", *(_cell("td", c, data_label=_at(labels, i)) for i, c in enumerate(row)))
+        for row in rows
+    )
+    inner = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *body))
+    kinds = ("qw-scroll", class_, "qw-cards" if cards else "")
+    return tag("div", inner, class_=" ".join(filter(None, kinds)))
+
+
+def pairs(shown: Iterable[tuple[str, object]], class_: str | None = None) -> Html:
+    """Return names and values in two columns."""
+    parts = (part for key, value in shown for part in (tag("dt", key), tag("dd", value)))
+    return tag("dl", *parts, class_=class_)
+
+
+def bar(share: float, color: str, title: str | None = None) -> Html:
+    """Return a share as a bar; more than all of it is no longer than all, NaN is nothing."""
+    wide = 0.0 if math.isnan(share) else 100 * min(1.0, max(0.0, share))
+    filled = tag("b", style=f"width: {wide:.2f}%; --series: {color}")
+    return tag("span", filled, class_="qw-bar", title=title)
+
+
+def soft(words: object, title: str | None = None) -> Html:
+    """Return words that stand back."""
+    return tag("span", words, class_="qw-soft", title=title)
+
+
+def sub(*words: object, title: str | None = None) -> Html:
+    """Return a smaller line below."""
+    return tag("span", *words, class_="qw-sub", title=title)
 
 
 def link(label: object, page: str, **query: str) -> Html:
     """Return a link to a page of this app with its query parameters."""
-    from urllib.parse import urlencode
-
     return tag("a", label, href=f"{page}?{urlencode(query)}" if query else page)
 
 
-def _is_cell(child: object) -> TypeGuard[Html]:
-    return isinstance(child, Html) and child.startswith(("<td", "<th"))
+def run_link(run_id: str | None) -> Html:
+    """Return a link to a run by the end of its id, a dash without one."""
+    return link(text.short_id(run_id), "run", run=run_id) if run_id else Html(text.NONE)
+
+
+def _cell(name: str, child: object, **attributes: str | None) -> Html:
+    """Return a cell; one that is a cell already only gets the attributes."""
+    made = tag(name, **attributes).removesuffix(f"</{name}>").removesuffix(">")
+    if isinstance(child, Html) and re.match(f"<{name}[ >]", child):
+        return Html(made + child[len(name) + 1 :])
+    return Html(f"{made}>{join([child])}</{name}>")
+
+
+def _words(cell: Html) -> str:
+    return re.sub("<[^>]*>", "", cell).strip()
+
+
+def _at(labels: list[str | None], place: int) -> str | None:
+    return labels[place] if place < len(labels) else None

@@ -29,6 +29,21 @@ def head(title: object, *beside: object) -> None:
     st.html(tag("div", tag("h1", title), where, read, class_="qw-head"))
 
 
+def say(words: object) -> None:
+    """Say something beside the matter: that there is nothing, what is left out."""
+    st.html(tag("p", words, class_="qw-soft"))
+
+
+def hint(*words: object) -> None:
+    """Say how to read what stands above or below."""
+    st.html(tag("p", *words, class_="qw-soft qw-small"))
+
+
+def note(words: object) -> None:
+    """Say what a reader should not miss."""
+    st.html(tag("p", words, class_="qw-note"))
+
+
 def section(title: str, explanation: object = "") -> None:
     """Show a section's title and a sentence on what it shows and how to read it."""
     st.html(

@@ -34,7 +34,7 @@ def corner(person: Person) -> None:
 def chip(person: Person) -> Html:
     """Return role and name; what that means shows on opening it."""
     name = person.name if person.how is How.SIGNED_IN else _SHORT[person.how]
-    shown = tag("summary", tag("b", person.role.word), tag("span", name, class_="who"))
+    shown = tag("summary", tag("b", person.role.word), tag("span", name, class_="qw-person-name"))
     more = _MORE.get(person.how)
     sentences = [tag("p", person.words), *([tag("p", more)] if more else [])]
     return tag("details", shown, tag("div", *sentences), class_="qw-person")

@@ -6,7 +6,7 @@ from quantwatch.domain import RunStatus
 from quantwatch.store.states import UnendedRun
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components.markup import Html, join, tag
-from quantwatch_dashboard.service_words import SILENT_S
+from quantwatch_dashboard.logic.service_words import SILENT_S
 
 _WORDS = {
     RunStatus.QUEUED: "waits for a worker",
@@ -29,11 +29,12 @@ def bar(run: UnendedRun) -> Html:
     if not run.tokens_total:
         return tag("span", "how much there is to do is not known yet", class_="qw-soft")
     done = min(run.tokens_done, run.tokens_total)
-    percent = 100 * done / run.tokens_total
-    said = f"{done:,} of {run.tokens_total:,} tokens, {percent:.0f} %"
+    share = done / run.tokens_total
+    said = f"{done:,} of {run.tokens_total:,} tokens, {text.share(share)}"
     drawn = tag(
-        "span", tag("b", style=f"width: {percent:.1f}%"), class_="qw-progress", role="progressbar",
-        aria_valuenow=f"{percent:.0f}", aria_valuemin="0", aria_valuemax="100",
+        "span", tag("b", style=f"width: {100 * share:.1f}%"),
+        class_="qw-progress", role="progressbar",
+        aria_valuenow=f"{100 * share:.0f}", aria_valuemin="0", aria_valuemax="100",
         aria_label=f"{run.check}: {said}",
     )  # fmt: skip
     return join([drawn, tag("span", said, class_="qw-soft")])

@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 
+from quantwatch.store.kinds import from_kind
 from quantwatch.store.marks import CandidateMark, RunMark
 from quantwatch.store.records import SeriesPoint
 from quantwatch_dashboard import text
-from quantwatch_dashboard.components.candidates import swatch
-from quantwatch_dashboard.components.checks import times
-from quantwatch_dashboard.components.explain import sentence
-from quantwatch_dashboard.components.markup import Html, table, tag
+from quantwatch_dashboard.components.explain import numbers
+from quantwatch_dashboard.components.markup import Html, soft, table, tag
 from quantwatch_dashboard.components.verdict import candidate_badge
-from quantwatch_dashboard.summaries import Band, CheckSummary
-from quantwatch_dashboard.trends import value_of
+from quantwatch_dashboard.components.words import swatch, times
+from quantwatch_dashboard.logic.bands import Band
+from quantwatch_dashboard.logic.summaries import CheckSummary
 
 _NUMBERS = {
     "Output KL, nats": "logit_kl", "÷ baseline": "", "Top-1 agreement": "top1_agreement",
@@ -30,12 +30,7 @@ def candidate_table(
     values = _of_run(kl, mark.run_id)
     agreed = _of_run(agreement, mark.run_id)
     bands = dict(zip(check.candidates, check.bands, strict=True))
-    headers = [
-        tag("th", "Candidate", scope="col"),
-        tag("th", "Verdict", scope="col"),
-        *(tag("th", name, class_="n", scope="col", title=sentence(metric) or None)
-          for name, metric in _NUMBERS.items()),
-    ]  # fmt: skip
+    headers = ["Candidate", "Verdict", *numbers(_NUMBERS)]
     rows = (
         _row(
             each,
@@ -61,18 +56,22 @@ def _row(
     kl, agreement = measured
     execution = each.execution or "could not be loaded"
     name = tag("td", swatch(index), each.name, tag("span", execution, class_="qw-sub"),
-               class_="name")  # fmt: skip
-    bits = "–" if each.bits_per_weight is None else f"{each.bits_per_weight:.2f}"
+               class_="qw-name")  # fmt: skip
+    bits = text.NONE if each.bits_per_weight is None else f"{each.bits_per_weight:.2f}"
     cells = (
-        _kl(kl), change, text.percent(value_of(agreement) if agreement else None), bits,
+        _kl(kl), change, text.percent(_value(agreement)), bits,
         text.size(each.size_bytes),
     )  # fmt: skip
     verdict = tag("td", candidate_badge(each.verdict))
-    return [name, verdict, *(tag("td", cell, class_="n") for cell in cells)]
+    return [name, verdict, *(tag("td", cell, class_="qw-n") for cell in cells)]
+
+
+def _value(point: SeriesPoint | None) -> float | None:
+    return None if point is None else from_kind(point.value, point.kind)
 
 
 def _kl(point: SeriesPoint | None) -> str:
-    value = value_of(point) if point is not None else None
+    value = _value(point)
     if point is None or point.se is None:
         return text.number(value)
     return text.plus_minus(value, point.se)
@@ -81,12 +80,12 @@ def _kl(point: SeriesPoint | None) -> str:
 def _change(point: SeriesPoint | None, band: Band | None, why_not: str) -> Html:
     """Say how the value compares with its baseline; the verdict says whether that matters."""
     if why_not:
-        return tag("span", "not comparable", class_="qw-soft", title=why_not)
-    value = value_of(point) if point is not None else None
+        return soft("not comparable", why_not)
+    value = _value(point)
     if value is None or band is None:
-        return tag("span", "–", class_="qw-soft")
+        return soft(text.NONE)
     if band.baseline <= 0:
-        return tag("span", "baseline is 0", class_="qw-soft")
+        return soft("baseline is 0")
     within = band.low <= value <= band.high
     below = "within the noise" if within else f"{text.signed(value - band.baseline, 2)} nats"
     return tag("span", times(value / band.baseline), tag("span", below, class_="qw-sub"))

@@ -12,8 +12,9 @@ from quantwatch.schedules import Interval, next_three
 from quantwatch.store.operations import Planned
 from quantwatch.store.states import CheckState, Timetable
 from quantwatch_dashboard import text
-from quantwatch_dashboard.components.markup import Html, join, tag
-from quantwatch_dashboard.standings import is_late
+from quantwatch_dashboard.components.markup import Html, join, soft, tag
+from quantwatch_dashboard.components.words import moment
+from quantwatch_dashboard.logic.standings import is_late
 
 
 def next_run(state: CheckState, now: datetime, zone: tzinfo) -> Html:
@@ -29,11 +30,11 @@ def next_slot(state: CheckState | Planned, now: datetime, zone: tzinfo, *, busy:
     """Return when a check runs next, or why it does not; `busy` when a run has not ended."""
     timetable = state.timetable
     if state.paused_at is not None:
-        return _soft("paused")
+        return soft("paused")
     if state.quarantined_at is not None:
-        return _soft("in quarantine")
+        return soft("in quarantine")
     if timetable is None:
-        return _soft("by hand only")
+        return soft("by hand only")
     if timetable.trouble:
         return tag("span", text.clip(timetable.trouble, 80), class_="qw-hot qw-small")
     return _planned(timetable, now, zone, busy=busy)
@@ -42,9 +43,8 @@ def next_slot(state: CheckState | Planned, now: datetime, zone: tzinfo, *, busy:
 def _planned(timetable: Timetable, now: datetime, zone: tzinfo, *, busy: bool) -> Html:
     due = timetable.next_slot_at or next(iter(next_runs(timetable, now)), None)
     if due is None:
-        return _soft("not planned yet")
-    when = tag("time", text.until(due, now), datetime=due.isoformat(),
-               title=text.instant(due, zone))  # fmt: skip
+        return soft("not planned yet")
+    when = moment(due, now, zone)
     if due < now:
         when = join(["due ", when])
     if is_late(timetable, now) and not busy:
@@ -78,7 +78,3 @@ def next_runs(timetable: Timetable, now: datetime) -> tuple[datetime, ...]:
     if first > now:
         return (first, *next_three(schedule, first)[:2])
     return next_three(schedule, max(now, first + timedelta(seconds=1)))
-
-
-def _soft(word: str) -> Html:
-    return tag("span", word, class_="qw-soft")

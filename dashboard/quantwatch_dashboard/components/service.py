@@ -1,18 +1,25 @@
 """The service as it runs: figures at the top, its parts, the queue."""
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, tzinfo
+
+import streamlit as st
 
 from quantwatch.domain import Json, RunStatus, Verdict
 from quantwatch.store.components import Seen
 from quantwatch.store.operations import Planned, Slot
 from quantwatch.store.states import UnendedRun
-from quantwatch_dashboard import service_words, text
+from quantwatch_dashboard import text
 from quantwatch_dashboard.components import progress, schedule
-from quantwatch_dashboard.components.markup import Html, join, link, table, tag
-from quantwatch_dashboard.components.verdict import Mark, pill, tone
-from quantwatch_dashboard.service_words import Figure
+from quantwatch_dashboard.components.markup import Html, join, link, numbers, soft, table, tag
+from quantwatch_dashboard.components.tiles import tile
+from quantwatch_dashboard.components.tiles import tiles as row_of
+from quantwatch_dashboard.components.verdict import pill, tone
+from quantwatch_dashboard.logic import service_words
+from quantwatch_dashboard.logic.marks import Mark
+from quantwatch_dashboard.logic.service_words import Figure
 
 _WELL = (Mark("✓", "Seen"), tone(Verdict.PASS))
 _SILENT = (Mark("!", "Silent"), tone(Verdict.WARN))
@@ -20,18 +27,12 @@ _SILENT = (Mark("!", "Silent"), tone(Verdict.WARN))
 
 def tiles(figures: Iterable[Figure]) -> Html:
     """Return the figures at the top; what somebody has to look at says so by sign and color."""
-    return tag("div", *map(_tile, figures), class_="qw-tiles")
+    return row_of(tile(_named(f), f.value, f.detail) for f in figures)
 
 
-def _tile(figure: Figure) -> Html:
-    sign = pill(Mark("!", "look"), tone(Verdict.WARN)) if figure.bad else Html("")
-    return tag(
-        "div",
-        tag("div", tag("span", figure.name), sign, class_="k qw-spread"),
-        tag("div", figure.value, class_="v"),
-        tag("div", figure.detail, class_="d"),
-        class_="qw-tile",
-    )
+def _named(figure: Figure) -> Html:
+    sign = pill(Mark("!", "Attention"), tone(Verdict.WARN)) if figure.bad else ""
+    return tag("div", tag("span", figure.name), sign, class_="qw-spread")
 
 
 def parts(found: Iterable[Seen], leader: str | None) -> Html:
@@ -39,15 +40,15 @@ def parts(found: Iterable[Seen], leader: str | None) -> Html:
     rows = (
         [
             tag("td", pill(*(_SILENT if service_words.is_silent(part) else _WELL))),
-            tag("td", part.component.kind, class_="name"),
+            tag("td", part.component.kind, class_="qw-name"),
             tag("td", part.component.id, _leads(part, leader), class_="qw-wrap"),
             f"{part.component.host}, process {part.component.pid}",
-            tag("td", f"{text.passed(part.age.total_seconds())} ago", class_="n"),
-            tag("td", _details(part.details), class_="words"),
+            tag("td", f"{text.passed(part.age.total_seconds())} ago", class_="qw-n"),
+            tag("td", _details(part.details), class_="qw-text"),
         ]
         for part in found
     )
-    headers = ["State", "Part", "Name", "Where", tag("th", "Last seen", class_="n"), "Details"]
+    headers = ["State", "Part", "Name", "Where", *numbers("Last seen"), "Details"]
     return table(headers, rows, "qw-ops")
 
 
@@ -60,7 +61,7 @@ def _details(details: Json) -> Html:
     # Seconds since 1970 tell nobody anything; how long ago it looked is at the top.
     said.pop("last_tick", None)
     if not said:
-        return tag("span", "–", class_="qw-soft")
+        return soft(text.NONE)
     trouble = said.pop("config_trouble", None)
     lines = [
         tag("span", f"{key}: {_value(value)}", class_="qw-line") for key, value in said.items()
@@ -100,6 +101,16 @@ def row(name: str, words: str) -> Html:
     return tag("div", tag("b", name), tag("span", words, class_="qw-soft"), class_="qw-queued")
 
 
+@contextmanager
+def beside(line: Html) -> Iterator[None]:
+    """Show a line; what is made in this context, a button, stands at its end."""
+    words, button = st.columns([7, 1.3], vertical_alignment="center")
+    with words:
+        st.html(line)
+    with button:
+        yield
+
+
 def slots(found: Sequence[Slot]) -> Html:
     """Return which run holds which device."""
     words = (
@@ -113,11 +124,11 @@ def timetable(found: Iterable[Planned], busy: Collection[str], now: datetime, zo
     """Return when each check runs next, or why it does not; `busy` ones have a run in the queue."""
     rows = (
         [
-            tag("td", link(state.check, "check", check=state.check), class_="name"),
+            tag("td", link(state.check, "check", check=state.check), class_="qw-name"),
             tag("td", schedule.next_slot(state, now, zone, busy=state.check in busy)),
             tag("td", schedule.words(state.timetable.settings), class_="qw-mono qw-small"),
             _last(state.timetable.last_slot_at, zone),
-            tag("td", _remark(state, state.check in busy), class_="words"),
+            tag("td", _remark(state, state.check in busy), class_="qw-text"),
         ]
         for state in found
     )
@@ -125,7 +136,7 @@ def timetable(found: Iterable[Planned], busy: Collection[str], now: datetime, zo
 
 
 def _last(at: datetime | None, zone: tzinfo) -> str:
-    return "–" if at is None else text.instant(at, zone)
+    return text.NONE if at is None else text.instant(at, zone)
 
 
 def _remark(state: Planned, busy: bool) -> Html:

@@ -6,7 +6,7 @@ from quantwatch.config.service import RetentionConfig
 from quantwatch.store.sizes import Size, Sizes
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components.facts import facts
-from quantwatch_dashboard.components.markup import Html, join, table, tag
+from quantwatch_dashboard.components.markup import Html, bar, join, numbers, table, tag
 
 _MOST_TABLES = 10
 
@@ -33,17 +33,16 @@ def tiers(found: Sizes) -> Html:
         growing = flow.bytes_per_day if flow.days_left > 0 else 0.0
         flows[flow.tier] = flows.get(flow.tier, 0.0) + growing
     rows = (
-        [*_size(tier, found.total_bytes), tag("td", _grows(flows.get(tier.name)), class_="n")]
+        [*_size(tier, found.total_bytes), tag("td", _grows(flows.get(tier.name)), class_="qw-n")]
         for tier in sorted(found.tiers, key=lambda tier: -tier.num_bytes)
     )
-    numbers = ("Size", "Rows", "A day")
-    return table(["Tier", "Share", *(tag("th", n, class_="n") for n in numbers)], rows)
+    return table(["Tier", "Share", *numbers("Size", "Rows", "A day")], rows)
 
 
 def tables(found: Iterable[Size], total_bytes: int) -> Html:
     """Return the tables with something in them, the largest first."""
     known = [size for size in found if size.num_rows]
-    heads = ["Table", "Share", *(tag("th", n, class_="n") for n in ("Size", "Rows"))]
+    heads = ["Table", "Share", *numbers("Size", "Rows")]
     shown = table(heads, (_size(size, total_bytes) for size in known[:_MOST_TABLES]))
     rest = known[_MOST_TABLES:]
     if not rest:
@@ -54,20 +53,19 @@ def tables(found: Iterable[Size], total_bytes: int) -> Html:
 
 
 def _size(size: Size, total: int) -> list[object]:
-    share = 100 * size.num_bytes / total if total else 0.0
-    filled = tag("b", style=f"width: {min(100.0, share):.2f}%; --series: var(--qw-link)")
+    share = size.num_bytes / total if total else 0.0
     return [
-        tag("td", size.name, class_="name"),
-        tag("td", tag("span", filled, class_="qw-bar"), f"{share:.1f} %", class_="qw-share"),
-        tag("td", text.size(size.num_bytes), class_="n"),
-        tag("td", f"{size.num_rows:,}", class_="n"),
+        tag("td", size.name, class_="qw-name"),
+        tag("td", bar(share, "var(--qw-link)"), f"{100 * share:.1f} %", class_="qw-share"),
+        tag("td", text.size(size.num_bytes), class_="qw-n"),
+        tag("td", f"{size.num_rows:,}", class_="qw-n"),
     ]
 
 
 def _grows(rate: float | None) -> str:
     if rate is None:
-        return "–"
-    return text.size(round(rate)) if rate else "as much goes as comes"
+        return text.NONE
+    return text.size(round(rate)) if rate else "no growth"
 
 
 def retention(config: RetentionConfig, *, known: bool) -> Html:

@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantwatch_dashboard import text
-from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace
-from quantwatch_dashboard.components.markup import Html, join, link, table, tag
-from quantwatch_dashboard.summaries import WorstToken
-from quantwatch_dashboard.toplogits import TopRow, top_rows
+from quantwatch_dashboard.components.explain import explained
+from quantwatch_dashboard.components.markup import Html, join, link, numbers, table, tag
+from quantwatch_dashboard.logic.grid import TokenGrid, TokenPlace
+from quantwatch_dashboard.logic.summaries import WorstToken
+from quantwatch_dashboard.logic.toplogits import TopRow, top_rows
 
 _AROUND = 300
 _DECADES = 2.0
@@ -37,7 +38,8 @@ def _span(grid: TokenGrid, j: int, largest: float, *, chosen: bool) -> Html:
     return tag(
         "span",
         _readable(place),
-        class_=" ".join(name for name, on in (("at", chosen), ("bad", bad)) if on) or None,
+        class_=" ".join(name for name, on in (("qw-at", chosen), ("qw-not-finite", bad)) if on)
+        or None,
         style=f"--heat: {0 if missing else _heat(value, largest):.0f}%",
         title=f"token {place.position} “{place.label()}”: output KL {shown}",
     )
@@ -61,14 +63,14 @@ def _heat(value: float, largest: float) -> float:
 
 _TOP_HEADERS = (
     ("logit", "in the reference"),
-    ("share", "its probability among the reference's tokens of this table: at most this"),
+    ("probability ≤", "among the reference's tokens of this table: the whole vocabulary has more"),
     ("other logit", "of the reference's token in the candidate"),
     ("difference", "candidate − reference, in logits"),
     ("rank", "in the candidate"),
 )
 _OWN_HEADERS = (
     ("logit", "in the candidate"),
-    ("share", "its probability among the candidate's tokens of this table: at most this"),
+    ("probability ≤", "among the candidate's tokens of this table: the whole vocabulary has more"),
     ("rank", "in the reference"),
 )
 
@@ -79,7 +81,7 @@ def top_tables(top: NDArray[np.float64], words: Sequence[str]) -> Html:
     `words` holds the text of each token id; ids past its end are shown as numbers.
     """
     own, other = (
-        [tag("th", name, class_="n", title=why) for name, why in names]
+        numbers(*(explained(name, why) for name, why in names))
         for names in (_TOP_HEADERS, _OWN_HEADERS)
     )
     headers = ["#", "Reference's choice", *own, "Candidate's choice", *other]
@@ -94,7 +96,7 @@ def _top_row(row: TopRow, words: Sequence[str]) -> list[object]:
         _number(row.reference_logit),
         _share(row.reference_share),
         _number(row.candidate_logit_at_reference),
-        tag("td", text.signed(row.difference), class_="n"),
+        tag("td", text.signed(row.difference), class_="qw-n"),
         _moved(row.rank, row.rank_in_candidate),
         _token_cell(row.candidate_id, words, same=same),
         _number(row.candidate_logit),
@@ -105,29 +107,29 @@ def _top_row(row: TopRow, words: Sequence[str]) -> list[object]:
 
 def _token_cell(number: int | None, words: Sequence[str], *, same: bool) -> Html:
     if number is None:
-        return tag("td", "–")
+        return tag("td", text.NONE)
     piece = words[number] if 0 <= number < len(words) else None
     color = "" if same else " qw-hot"
     shown = tag("span", text.token(piece, number, 28), class_=f"qw-mono{color}")
     beside = Html("") if piece is None else tag("span", f"id {number}", class_="qw-sub")
-    return tag("td", shown, beside, class_="words")
+    return tag("td", shown, beside, class_="qw-text")
 
 
 def _moved(rank: int, other: int | None) -> Html:
     """Return the rank in the other model, and by how many places that is up or down."""
     if other is None:
-        return tag("td", "not listed", class_="n qw-soft")
+        return tag("td", "not listed", class_="qw-n qw-soft")
     steps = rank - other
     arrow = "" if steps == 0 else f" {'▲' if steps > 0 else '▼'}{abs(steps)}"
-    return tag("td", f"{other}{arrow}", class_="n" if steps == 0 else "n qw-moved")
+    return tag("td", f"{other}{arrow}", class_="qw-n" if steps == 0 else "qw-n qw-moved")
 
 
 def _number(value: float) -> Html:
-    return tag("td", text.number(value, 4), class_="n")
+    return tag("td", text.number(value, 4), class_="qw-n")
 
 
 def _share(value: float) -> Html:
-    return tag("td", text.percent(value) if math.isfinite(value) else "–", class_="n")
+    return tag("td", text.percent(value) if math.isfinite(value) else text.NONE, class_="qw-n")
 
 
 def top_caption(grid: TokenGrid, at: int) -> Html:
@@ -143,17 +145,17 @@ def top_caption(grid: TokenGrid, at: int) -> Html:
 
 def worst_table(tokens: Sequence[WorstToken], run_id: str, candidate: str) -> Html:
     """Return the tokens with the largest output KL, each a link to its prompt and token."""
-    headers = ["Token", "Prompt", "Position", tag("th", "Output KL, nats", class_="n")]
+    headers = ["Token", "Prompt", "At", *numbers("Output KL, nats")]
     rows = [_worst_row(token, run=run_id, candidate=candidate) for token in tokens]
     return table(headers, rows, "qw-top") if rows else tag("p", "No token values are stored.")
 
 
 def _worst_row(token: WorstToken, **query: str) -> list[object]:
     prompt, position = str(token.place.prompt), str(token.place.position)
-    there = link(token.place.label(24), "run", **query, prompt=prompt, position=position)
+    there = link(token.place.label(24), "run", **query, prompt=prompt, token=position)
     return [
         tag("td", there, class_="qw-mono"),
         prompt,
         position,
-        tag("td", text.number(token.value), class_="n"),
+        tag("td", text.number(token.value), class_="qw-n"),
     ]

@@ -8,9 +8,10 @@ from typing import ParamSpec
 import streamlit as st
 
 from quantwatch.errors import ConfigError, NotFoundError, QuantwatchError, UserError
-from quantwatch_dashboard import access, queries
+from quantwatch_dashboard import access
 from quantwatch_dashboard.components.markup import Html, tag
-from quantwatch_dashboard.roles import AccessError
+from quantwatch_dashboard.queries import connection
+from quantwatch_dashboard.roles import AccessError, Role
 
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -33,7 +34,7 @@ def guarded(view: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(view)
     def show(*args: P.args, **kwargs: P.kwargs) -> None:
-        if not access.current().may(access.Role.VIEWER):
+        if not access.current().may(Role.VIEWER):
             st.rerun()
         try:
             view(*args, **kwargs)
@@ -54,7 +55,7 @@ def guarded(view: Callable[P, None]) -> Callable[P, None]:
 
 def empty() -> Html:
     """Return what an empty database shows: the command that fills it."""
-    program = queries.program()
+    program = connection.program()
     return state(
         "No check has run yet",
         "This page shows what quantwatch measured, and there is nothing in the database so far.",
@@ -88,14 +89,14 @@ def _unreadable(error: QuantwatchError) -> Html:
 
 def _program() -> str:
     try:
-        return queries.program()
+        return connection.program()
     except ConfigError:  # the file that names the database went away in between
         return "quantwatch"
 
 
 def _where() -> Html:
     try:
-        found = queries.shown_url(queries.url())
+        found = connection.shown_url(connection.url())
     except ConfigError as error:
         found = str(error)
     return tag("span", "Database: ", found, class_="qw-soft qw-small")

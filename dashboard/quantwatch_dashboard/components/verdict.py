@@ -1,32 +1,8 @@
 """Verdicts as color, icon and word: never color alone."""
 
-from dataclasses import dataclass
-
 from quantwatch.domain import RunStatus, Severity, Verdict
 from quantwatch_dashboard.components.markup import Html, tag
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """Icon and word of a verdict or status."""
-
-    icon: str
-    word: str
-
-
-_VERDICTS: dict[Verdict, Mark] = {
-    Verdict.REGRESSION: Mark("✕", "Regression"),
-    Verdict.INCONCLUSIVE: Mark("?", "Inconclusive"),
-    Verdict.WARN: Mark("!", "Warning"),
-    Verdict.IMPROVEMENT: Mark("↑", "Improvement"),
-    Verdict.PASS: Mark("✓", "Pass"),
-}
-TROUBLE = tuple(
-    status
-    for status in RunStatus
-    if status.is_ended and status not in (RunStatus.SUCCEEDED, RunStatus.SKIPPED)
-)
-"""Runs that began and came to no result: failed, cancelled, timed out, abandoned."""
+from quantwatch_dashboard.logic.marks import SEVERITIES, VERDICTS, Mark, mark
 
 
 def tone(verdict: Verdict | None) -> str:
@@ -34,19 +10,9 @@ def tone(verdict: Verdict | None) -> str:
     return f"qw-tone-{verdict.value}" if verdict is not None else "qw-tone-none"
 
 
-def mark(status: RunStatus, verdict: Verdict | None) -> Mark:
-    """Return how a run is shown; the monitor's own trouble never looks like a regression."""
-    if verdict is not None and status == RunStatus.SUCCEEDED:
-        return _VERDICTS[verdict]
-    if status in TROUBLE:
-        return Mark("⚡", f"Run {_words(status)}")
-    if status == RunStatus.SUCCEEDED:
-        return Mark("–", "No verdict")
-    return Mark("–" if status.is_ended else "…", _words(status).capitalize())
-
-
-def _words(status: RunStatus) -> str:
-    return status.value.replace("_", " ")
+def severity_tone(severity: Severity) -> str:
+    """Return the CSS class that sets the color of the verdict that an alert causes."""
+    return tone(SEVERITIES[severity][1])
 
 
 def pill(shown: Mark, tone_class: str) -> Html:
@@ -69,14 +35,10 @@ def candidate_badge(verdict: Verdict | None) -> Html:
 
 def severity_badge(severity: Severity) -> Html:
     """Return icon and word of an alert's severity, in the color of the verdict that it causes."""
-    if severity == Severity.CRITICAL:
-        return pill(Mark("✕", "Critical"), tone(Verdict.REGRESSION))
-    return pill(Mark("!", "Warning"), tone(Verdict.WARN))
+    return pill(SEVERITIES[severity][0], severity_tone(severity))
 
 
 def verdict_word(name: str) -> str:
     """Return icon and word of a verdict by its value; ``any`` and ``none`` have words, too."""
-    if name not in _VERDICTS:
-        return {"any": "All", "none": "– No verdict"}.get(name, name)
-    shown = _VERDICTS[Verdict(name)]
-    return f"{shown.icon} {shown.word}"
+    known = {verdict.value: f"{m.icon} {m.word}" for verdict, m in VERDICTS.items()}
+    return ({"any": "All", "none": "– No verdict"} | known).get(name, name)

@@ -16,11 +16,11 @@ _LONGEST = 2_000
 
 
 def position(first: int, last: int, default: int, prompt: int) -> int:
-    """Let the reader choose one token by its position; `position` in the address."""
+    """Let the reader choose one token by its position; `token` in the address."""
     if first == last:
         return first
-    known, seen = "chosen-position", "seen-position"
-    address = st.query_params.get("position")
+    known, seen = "chosen-token", "seen-token"
+    address = st.query_params.get("token")
     before = st.session_state.get(seen)
     if before is not None and before[0] != prompt and before[1] == address:
         address = None
@@ -33,7 +33,7 @@ def position(first: int, last: int, default: int, prompt: int) -> int:
             help="Its position in the prompt. A click on a picture or on a row chooses one, too.",
         )
     )  # fmt: skip
-    st.query_params["position"] = str(at)
+    st.query_params["token"] = str(at)
     st.session_state[seen] = (prompt, str(at))
     return at
 

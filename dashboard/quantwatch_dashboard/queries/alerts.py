@@ -1,6 +1,6 @@
 """Alerts: open and past episodes, one episode's story, silences, endpoints, dead letters."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -10,7 +10,7 @@ import streamlit as st
 from sqlalchemy.orm import Session
 
 from quantwatch.alerts.flapping import flapping, window
-from quantwatch.alerts.silences import in_maintenance
+from quantwatch.alerts.silences import in_maintenance, matches
 from quantwatch.config.parsing import parse
 from quantwatch.config.watching import FlappingConfig, MaintenanceConfig
 from quantwatch.domain import Json
@@ -31,8 +31,8 @@ from quantwatch.store.dead_letters import Delivery
 from quantwatch.store.endpoints import EndpointState
 from quantwatch.store.messages import Load
 from quantwatch.store.silences import StoredSilence
-from quantwatch_dashboard.episode_story import Moment, Sources, story
-from quantwatch_dashboard.episodes import Overlay, Shown, shown
+from quantwatch_dashboard.logic.episode_story import Moment, Sources, story
+from quantwatch_dashboard.logic.episodes import Overlay, ShownEpisode, shown
 from quantwatch_dashboard.queries.connection import SHORT_S, database
 
 MOST_ENDED = 200
@@ -40,63 +40,64 @@ MOST_ENDED = 200
 MOST_DELIVERIES = 50
 _SOON = timedelta(hours=1)
 _AROUND = timedelta(days=10)
+_FIRING = ("firing", "recovering")
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=4, show_spinner=False)
-def open_episodes(given: str) -> tuple[Shown, ...]:
+def open_episodes(url: str) -> tuple[ShownEpisode, ...]:
     """Return the open episodes with who knows of them, worst first."""
-    with database(given).reader() as session:
+    with database(url).reader() as session:
         listed = alert_history.open_episodes(session)
         return shown(listed, _over(session, listed))
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=4, show_spinner=False)
-def not_understood(given: str) -> tuple[str, ...]:
+def not_understood(url: str) -> tuple[str, ...]:
     """Return checks with open alerts whose applied settings this version can't read.
 
     What is in maintenance or flaps isn't known of their alerts.
     """
-    checks = sorted({one.listed.check for one in open_episodes(given)})
-    with database(given).reader() as session:
+    checks = sorted({one.listed.check for one in open_episodes(url)})
+    with database(url).reader() as session:
         known = _alerting(session)
     return tuple(check for check in checks if known.get(check, _Alerting()) is None)
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=16, show_spinner=False)
 def ended_episodes(
-    given: str, check: str | None = None, severity: str | None = None
-) -> tuple[Shown, ...]:
+    url: str, check: str | None = None, severity: str | None = None
+) -> tuple[ShownEpisode, ...]:
     """Return the past episodes that ended last, the newest end first."""
-    with database(given).reader() as session:
+    with database(url).reader() as session:
         found = alert_history.ended_episodes(session, MOST_ENDED, check, severity)
-    return tuple(Shown(one) for one in found)
+    return tuple(ShownEpisode(one) for one in found)
 
 
-def episode(given: str, episode_id: str) -> Shown:
+def episode(url: str, episode_id: str) -> ShownEpisode:
     """Return one episode. Raises UserError when there is none."""
-    open_ = (one for one in open_episodes(given) if one.listed.episode.id == episode_id)
+    open_ = (one for one in open_episodes(url) if one.listed.episode.id == episode_id)
     found = next(open_, None)
-    return found if found is not None else _past(given, episode_id)
+    return found if found is not None else _past(url, episode_id)
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=32, show_spinner=False)
-def _past(given: str, episode_id: str) -> Shown:
-    with database(given).reader() as session:
-        return Shown(alert_history.get_episode(session, episode_id))
+def _past(url: str, episode_id: str) -> ShownEpisode:
+    with database(url).reader() as session:
+        return ShownEpisode(alert_history.get_episode(session, episode_id))
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=32, show_spinner=False)
-def episodes_of(given: str, alert_id: int) -> tuple[Listed, ...]:
+def episodes_of(url: str, alert_id: int) -> tuple[Listed, ...]:
     """Return an alert's episodes, newest first. Raises UserError when there is no such alert."""
-    with database(given).reader() as session:
+    with database(url).reader() as session:
         store_episodes.get_alert(session, alert_id)
         return alert_history.episodes_of(session, alert_id)
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=32, show_spinner=False)
-def told_story(given: str, listed: Listed) -> tuple[Moment, ...]:
+def told_story(url: str, listed: Listed) -> tuple[Moment, ...]:
     """Return what happened in an episode, oldest first."""
-    known, db = listed.episode, database(given)
+    known, db = listed.episode, database(url)
     until = None if known.resolved_at is None else known.resolved_at + _SOON
     with db.reader() as session:
         begin = known.opened_at
@@ -109,26 +110,40 @@ def told_story(given: str, listed: Listed) -> tuple[Moment, ...]:
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=32, show_spinner=False)
-def judged(given: str, listed: Listed) -> tuple[Judgement, ...]:
+def judged(url: str, listed: Listed) -> tuple[Judgement, ...]:
     """Return how the rule was judged in an episode, and for a while before it and after it."""
     known = listed.episode
     until = None if known.resolved_at is None else known.resolved_at + _AROUND
-    with database(given).reader() as session:
+    with database(url).reader() as session:
         since = known.opened_at - _AROUND
         return alert_history.judgements(session, listed.alert_id, since, until)
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=4, show_spinner=False)
-def active_silences(given: str) -> tuple[StoredSilence, ...]:
+def active_silences(url: str) -> tuple[StoredSilence, ...]:
     """Return the silences that hold now, the one that ends first first."""
-    with database(given).reader() as session:
+    with database(url).reader() as session:
         return tuple(silences.active_silences(session))
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=4, show_spinner=False)
-def receivers(given: str) -> tuple[tuple[EndpointState, Load], ...]:
+def silenced(url: str) -> Mapping[str, int]:
+    """Return how many firing alerts of each check are silenced now."""
+    with database(url).reader() as session:
+        quiet = silences.active_silences(session)
+        alerts = store_episodes.open_alerts(session) if quiet else []
+    return Counter(
+        alert.check
+        for alert in alerts
+        if alert.state in _FIRING
+        and any(matches(silence.matcher, alert.labels) for silence in quiet)
+    )
+
+
+@st.cache_resource(ttl=SHORT_S, max_entries=4, show_spinner=False)
+def receivers(url: str) -> tuple[tuple[EndpointState, Load], ...]:
     """Return every endpoint with what it has not got, those in trouble first."""
-    db = database(given)
+    db = database(url)
     with db.reader() as session:
         lacking = messages.loads(session)
     found = [(one, lacking.get(one.name, Load(one.name))) for one in endpoints.list_endpoints(db)]
@@ -137,11 +152,11 @@ def receivers(given: str) -> tuple[tuple[EndpointState, Load], ...]:
 
 @st.cache_resource(ttl=SHORT_S, max_entries=16, show_spinner=False)
 def deliveries(
-    given: str, state: str | None = None, endpoint: str | None = None
+    url: str, state: str | None = None, endpoint: str | None = None
 ) -> tuple[Delivery, ...]:
     """Return the newest deliveries, of one state and endpoint or of all."""
     found = dead_letters.list_deliveries(
-        database(given), state=state, endpoint=endpoint, limit=MOST_DELIVERIES
+        database(url), state=state, endpoint=endpoint, limit=MOST_DELIVERIES
     )
     return tuple(found)
 

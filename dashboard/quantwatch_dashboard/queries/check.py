@@ -8,24 +8,23 @@ from quantwatch.store.marks import RunMark, run_marks
 from quantwatch.store.overview import check_states
 from quantwatch.store.reading import read_results
 from quantwatch.store.records import SeriesPoint
-from quantwatch_dashboard.history import Change, Tradeoff, changes, tradeoffs
+from quantwatch_dashboard.logic.history import Change, Tradeoff, changes, tradeoffs
+from quantwatch_dashboard.logic.naming import Statistic
+from quantwatch_dashboard.logic.summaries import CheckSummary, summarize
 from quantwatch_dashboard.queries.connection import LONG_S, SHORT_S, database
 from quantwatch_dashboard.queries.overview import fault_of
-from quantwatch_dashboard.summaries import CheckSummary, summarize
 
 MOST_RUNS = 400
 """Runs of a trend: a year of nights and some."""
 ALL_RUNS = 4_000
 """What is read when somebody asks for all of them: eleven years of nights."""
-HEADLINE = ("logit_kl", "model", "mean")
-Shown = tuple[str, str, str]
-"""Metric, scope, statistic."""
+HEADLINE = Statistic("logit_kl", "model", "mean")
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=64, show_spinner=False)
-def summary(given: str, check: str) -> CheckSummary:
+def summary(url: str, check: str) -> CheckSummary:
     """Return how a check stands. Raises UserError when there is none of that name."""
-    found = check_states(database(given), check)
+    found = check_states(database(url), check)
     if not found:
         raise NotFoundError(f"There is no check {check!r} in this database.")
     return summarize(found[0])
@@ -33,52 +32,50 @@ def summary(given: str, check: str) -> CheckSummary:
 
 @st.cache_resource(ttl=SHORT_S, max_entries=64, show_spinner=False)
 def trend(
-    given: str, check: str, shown: Shown = HEADLINE, limit: int = MOST_RUNS
+    url: str, check: str, shown: Statistic = HEADLINE, limit: int = MOST_RUNS
 ) -> tuple[SeriesPoint, ...]:
     """Return one statistic of all candidates over the newest succeeded runs, oldest first.
 
     Raises UserError on an unknown statistic.
     """
-    return tuple(summaries.get_series(database(given), check, *shown, limit=limit))
+    return tuple(summaries.get_series(database(url), check, *shown, limit=limit))
 
 
 @st.cache_resource(ttl=LONG_S, max_entries=256, show_spinner=False)
-def points_of(given: str, run_id: str, shown: Shown = HEADLINE) -> tuple[SeriesPoint, ...]:
+def points_of(url: str, run_id: str, shown: Statistic = HEADLINE) -> tuple[SeriesPoint, ...]:
     """Return one statistic of all candidates of one run, however old, () without results."""
-    return tuple(summaries.points_of(database(given), run_id, *shown))
+    return tuple(summaries.points_of(database(url), run_id, *shown))
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=64, show_spinner=False)
-def marks(given: str, check: str, limit: int = MOST_RUNS) -> tuple[RunMark, ...]:
+def marks(url: str, check: str, limit: int = MOST_RUNS) -> tuple[RunMark, ...]:
     """Return the newest ended runs with what they were made with, oldest first."""
-    return run_marks(database(given), check, limit)
+    return run_marks(database(url), check, limit)
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=64, show_spinner=False)
-def changed(given: str, check: str, limit: int = MOST_RUNS) -> tuple[Change, ...]:
+def changed(url: str, check: str, limit: int = MOST_RUNS) -> tuple[Change, ...]:
     """Return what changed from run to run: driver, libraries, weights, reference, …"""
-    return changes(marks(given, check, limit))
+    return changes(marks(url, check, limit))
 
 
 @st.cache_resource(ttl=LONG_S, max_entries=64, show_spinner=False)
-def fault(given: str, run_id: str) -> str:
+def fault(url: str, run_id: str) -> str:
     """Return which candidate of a run matters and where it broke, "" without results."""
-    with database(given).reader() as session:
+    with database(url).reader() as session:
         found = read_results(session, [run_id], metric=HEADLINE[0])
     return "".join(fault_of(run) for run in found.values())
 
 
 @st.cache_resource(ttl=LONG_S, max_entries=64, show_spinner=False)
-def places(given: str, run_id: str) -> tuple[tuple[str, str], ...]:
+def places(url: str, run_id: str) -> tuple[tuple[str, str], ...]:
     """Return the (metric, scope) that a run measured: what a trend can be shown of."""
-    return tuple(summaries.measured_places(database(given), run_id))
+    return tuple(summaries.measured_places(database(url), run_id))
 
 
-def pareto(
-    given: str, check: str, shown: Shown = HEADLINE, *, higher_is_better: bool = False
-) -> tuple[Tradeoff, ...]:
+def pareto(url: str, check: str, shown: Statistic = HEADLINE) -> tuple[Tradeoff, ...]:
     """Return size and quality of the newest succeeded run's candidates, () without one."""
-    run = summary(given, check).decided
-    found = [mark for mark in marks(given, check) if run is not None and mark.run_id == run.run_id]
-    points = trend(given, check, shown)
-    return tradeoffs(found[-1], points, higher_is_better=higher_is_better) if found else ()
+    run = summary(url, check).decided
+    found = [mark for mark in marks(url, check) if run is not None and mark.run_id == run.run_id]
+    points = trend(url, check, shown)
+    return tradeoffs(found[-1], points) if found else ()

@@ -10,8 +10,7 @@ from quantwatch.baselines.series import compare_candidate
 from quantwatch.domain import Comparison, RunResult, Scope
 from quantwatch.store import blocks
 from quantwatch.store.records import RunSummary
-from quantwatch_dashboard import clock
-from quantwatch_dashboard.contrast import TESTED, family
+from quantwatch_dashboard.logic.contrast import TESTED, family
 from quantwatch_dashboard.queries import runs
 from quantwatch_dashboard.queries.connection import LONG_S, database
 
@@ -22,40 +21,33 @@ Floors = Mapping[tuple[str, str], float]
 MOST_RUNS, MOST_OWN = 80, 60
 
 
-def options(given: str, check: str | None = None) -> dict[str, RunSummary]:
+def options(url: str, check: str | None = None) -> dict[str, RunSummary]:
     """Return the newest runs that measured something: of one check first, then of any."""
-    own = runs.recent_runs(given, check, MOST_OWN) if check is not None else ()
-    found = (*own, *runs.recent_runs(given, None, MOST_RUNS))
+    own = runs.recent_runs(url, check, MOST_OWN) if check is not None else ()
+    found = (*own, *runs.recent_runs(url, None, MOST_RUNS))
     return {run.run_id: run for run in found if run.verdict is not None}
 
 
-def usual_other(given: str, result: RunResult) -> str:
+def usual_other(url: str, result: RunResult) -> str:
     """Return what a run is usually held against: its baseline, the run before, itself."""
-    known = runs.baseline(given, result.baseline_run_id)
+    known = runs.baseline(url, result.baseline_run_id)
     if known is not None:
         return known.run_id
-    recent = runs.recent_runs(given, result.check, MOST_OWN)
+    recent = runs.recent_runs(url, result.check, MOST_OWN)
     before = (r for r in recent if r.verdict is not None and r.started_at < result.started_at)
     found = next(before, None)
     return result.run_id if found is None else found.run_id
 
 
-def described(run: RunSummary | RunResult) -> str:
-    """Return a run in a line: check, when, verdict."""
-    verdict = "no verdict" if run.verdict is None else run.verdict.value
-    when = run.started_at.astimezone(clock.zone())
-    return f"{run.check} · {when:%Y-%m-%d %H:%M} · {verdict} · …{run.run_id[-6:]}"
-
-
 @st.cache_resource(ttl=LONG_S, max_entries=16, show_spinner=False)
-def tests(given: str, a: Key, b: Key) -> Mapping[tuple[str, str], Comparison]:
+def tests(url: str, a: Key, b: Key) -> Mapping[tuple[str, str], Comparison]:
     """Return the comparison of every metric and scope whose prompt sums both have, decided.
 
     Only for runs that are comparable: the same prompts, positions and definitions.
     """
-    floors = [runs.result(given, run_id).noise_floor for run_id, _ in (a, b)]
+    floors = [runs.result(url, run_id).noise_floor for run_id, _ in (a, b)]
     found = compare_candidate(
-        TESTED, _evidence(given, b), _evidence(given, a), larger(*floors), Resampler(a[0], b[0])
+        TESTED, _evidence(url, b), _evidence(url, a), larger(*floors), Resampler(a[0], b[0])
     )
     decided = established(family(found))
     return found | {(metric, Scope(scope)): test for (_, metric, scope), test in decided.items()}
@@ -67,10 +59,10 @@ def larger(a: Floors, b: Floors) -> Floors:
 
 
 def _evidence(
-    given: str, key: Key
+    url: str, key: Key
 ) -> Callable[[str], tuple[tuple[Scope, ...], Sequence[Matrix]] | None]:
     def sums(metric: str) -> tuple[tuple[Scope, ...], Sequence[Matrix]] | None:
-        block = blocks.get_block(database(given), *key, "per_prompt", metric)
+        block = blocks.get_block(database(url), *key, "per_prompt", metric)
         return None if block is None else (block.scopes, [block.values])
 
     return sums

@@ -6,8 +6,8 @@ from quantwatch.store import kernel_groups, operations
 from quantwatch.store import kernels as store
 from quantwatch.store.kernel_groups import FAILED, KernelGroup, Remarks
 from quantwatch.store.kernels import KEPT, KernelBatch, KernelCase, KernelSpeed, Kind
-from quantwatch_dashboard.kernel_matrix import Cell, Key, matrix, remarked
-from quantwatch_dashboard.kernel_uses import Uses, uses
+from quantwatch_dashboard.logic.kernel_matrix import Cell, Key, matrix, remarked
+from quantwatch_dashboard.logic.kernel_uses import Uses, uses
 from quantwatch_dashboard.queries.connection import SHORT_S, database
 from quantwatch_dashboard.queries.overview import checks
 
@@ -17,68 +17,68 @@ MOST_CASES, MOST_FAILURES = 4_000, 200
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=8, show_spinner=False)
-def batches(given: str, kind: Kind) -> tuple[KernelBatch, ...]:
+def batches(url: str, kind: Kind) -> tuple[KernelBatch, ...]:
     """Return the batches of a kind that are kept, newest first."""
-    return tuple(store.list_batches(database(given), kind, limit=KEPT))
+    return tuple(store.list_batches(database(url), kind, limit=KEPT))
 
 
 @st.cache_resource(ttl=WRITTEN_S, max_entries=4 * KEPT, show_spinner=False)
-def groups(given: str, batch_id: str) -> tuple[KernelGroup, ...]:
+def groups(url: str, batch_id: str) -> tuple[KernelGroup, ...]:
     """Return how each operator of a batch did on each back end."""
-    return kernel_groups.groups_of(database(given), batch_id)
+    return kernel_groups.groups_of(database(url), batch_id)
 
 
 @st.cache_resource(ttl=WRITTEN_S, max_entries=KEPT, show_spinner=False)
-def remarks(given: str, batch_id: str) -> dict[Key, Remarks]:
+def remarks(url: str, batch_id: str) -> dict[Key, Remarks]:
     """Return fallbacks and messages of a batch; only of those that are shown."""
-    return kernel_groups.remarks_of(database(given), batch_id)
+    return kernel_groups.remarks_of(database(url), batch_id)
 
 
 @st.cache_resource(ttl=WRITTEN_S, max_entries=4 * KEPT, show_spinner=False)
-def speeds(given: str, batch_id: str) -> tuple[KernelSpeed, ...]:
+def speeds(url: str, batch_id: str) -> tuple[KernelSpeed, ...]:
     """Return a batch's speeds."""
-    return tuple(store.speeds_of(database(given), batch_id))
+    return tuple(store.speeds_of(database(url), batch_id))
 
 
 @st.cache_resource(ttl=WRITTEN_S, max_entries=32, show_spinner=False)
-def cases(given: str, batch_id: str, operator: str, backend: str) -> tuple[KernelCase, ...]:
+def cases(url: str, batch_id: str, operator: str, backend: str) -> tuple[KernelCase, ...]:
     """Return the cases of one operator on one back end."""
     which = {"operator": operator, "backend": backend}
-    return kernel_groups.cases_where(database(given), batch_id, which, MOST_CASES)
+    return kernel_groups.cases_where(database(url), batch_id, which, MOST_CASES)
 
 
 @st.cache_resource(ttl=WRITTEN_S, max_entries=32, show_spinner=False)
-def failures(given: str, batch_id: str, operator: str | None) -> tuple[KernelCase, ...]:
+def failures(url: str, batch_id: str, operator: str | None) -> tuple[KernelCase, ...]:
     """Return the cases of a batch that failed, the first 200, of one operator or of all."""
     which = {"status": FAILED} | ({} if operator is None else {"operator": operator})
-    return kernel_groups.cases_where(database(given), batch_id, which, MOST_FAILURES)
+    return kernel_groups.cases_where(database(url), batch_id, which, MOST_FAILURES)
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=16, show_spinner=False)
-def cells(given: str, device: str, upto: str | None) -> tuple[Cell, ...]:
+def cells(url: str, device: str, upto: str | None) -> tuple[Cell, ...]:
     """Return each operator on each back end of a device, as of a batch or (None) as of now."""
-    tests = [batch for batch in batches(given, "test") if batch.device == device]
-    timed = [batch for batch in batches(given, "bench") if batch.device == device]
+    tests = [batch for batch in batches(url, "test") if batch.device == device]
+    timed = [batch for batch in batches(url, "bench") if batch.device == device]
     if upto is not None:
         until = next((b.finished_at for b in (*tests, *timed) if b.id == upto), None)
         tests, timed = (
             [b for b in each if until is None or b.finished_at <= until] for each in (tests, timed)
         )
     found = matrix(
-        [(batch, groups(given, batch.id)) for batch in tests],
-        [(batch, speeds(given, batch.id)) for batch in timed],
+        [(batch, groups(url, batch.id)) for batch in tests],
+        [(batch, speeds(url, batch.id)) for batch in timed],
     )
     shown = {cell.batch.id for cell in found if cell.batch is not None}
-    return remarked(found, {batch_id: remarks(given, batch_id) for batch_id in shown})
+    return remarked(found, {batch_id: remarks(url, batch_id) for batch_id in shown})
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=16, show_spinner=False)
-def users(given: str, operators: tuple[str, ...]) -> dict[str, Uses]:
+def users(url: str, operators: tuple[str, ...]) -> dict[str, Uses]:
     """Return which checks in use ask for each operator."""
-    known = checks(given)
+    known = checks(url)
     # Without a service nothing is applied: then a check is what was run from the command line.
     shown = [check for check in known if check.state.in_use] or known
     newest = [check.decided.run_id for check in shown if check.decided is not None]
-    with database(given).reader() as session:
+    with database(url).reader() as session:
         notes = operations.candidate_notes(session, newest)
     return uses(operators, {check.check: check.state.config for check in shown}, notes)

@@ -51,7 +51,7 @@ class Space:
     """Bytes of the database and of the disk under it; None for a server's disk."""
 
     total_bytes: int
-    disk: tuple[int, int] | None
+    disk: disk.Space | None
     revision: str | None
 
 
@@ -76,9 +76,9 @@ class Applied:
 
 
 @st.cache_resource(ttl=LIVE_S, max_entries=4, show_spinner=False)
-def service(given: str) -> Service:
+def service(url: str) -> Service:
     """Return how the service does now."""
-    with database(given).reader() as session:
+    with database(url).reader() as session:
         return Service(
             leader=operations.leader(session),
             parts=tuple(components.list_components(session)),
@@ -91,22 +91,22 @@ def service(given: str) -> Service:
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=4, show_spinner=False)
-def failed(given: str, limit: int = 50) -> tuple[FailedTask, ...]:
+def failed(url: str, limit: int = 50) -> tuple[FailedTask, ...]:
     """Return what failed and is still open, the newest first."""
-    return tuple(failed_tasks.list_failed(database(given), limit=limit))
+    return tuple(failed_tasks.list_failed(database(url), limit=limit))
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=4, show_spinner=False)
-def num_failed(given: str) -> int:
+def num_failed(url: str) -> int:
     """Return how many things failed and are still open: all of them, not only those listed."""
-    with database(given).reader() as session:
+    with database(url).reader() as session:
         return failed_tasks.num_open(session)
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=4, show_spinner=False)
-def timetable(given: str) -> tuple[Planned, ...]:
+def timetable(url: str) -> tuple[Planned, ...]:
     """Return all schedules, the next one first, those without a next run last."""
-    with database(given).reader() as session:
+    with database(url).reader() as session:
         found = operations.timetable(session)
     never = datetime.max.replace(tzinfo=UTC)
     return tuple(
@@ -115,42 +115,42 @@ def timetable(given: str) -> tuple[Planned, ...]:
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=4, show_spinner=False)
-def space(given: str) -> Space:
+def space(url: str) -> Space:
     """Return how large the database is, its disk and its schema; reads none of its content."""
-    opened = database(given)
+    opened = database(url)
     with opened.reader() as session:
         total, revision = sizes.total_bytes(session), operations.schema_revision(session)
-    return Space(total, disk.free_bytes(opened), revision)
+    return Space(total, disk.space(opened), revision)
 
 
 @st.cache_resource(ttl=MEASURED_S, max_entries=4, show_spinner=False)
-def measured(given: str) -> Measured:
+def measured(url: str) -> Measured:
     """Measure the database by table. Raises StoreError where SQLite can't tell."""
-    document = next((d for name, d, _ in applied(given).sections if name == "retention"), {})
+    document = next((d for name, d, _ in applied(url).sections if name == "retention"), {})
     try:
         retention, known = RetentionConfig.model_validate(document), True
     except ValidationError:
         retention, known = RetentionConfig(), False
     begin = time.monotonic()
-    found = sizes.read_sizes(database(given), retention)
+    found = sizes.read_sizes(database(url), retention)
     return Measured(found, retention, known, time.monotonic() - begin, here.now())
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=8, show_spinner=False)
-def telemetry(given: str, limit: int) -> tuple[Telemetry, ...]:
+def telemetry(url: str, limit: int) -> tuple[Telemetry, ...]:
     """Return what the GPUs did during the newest attempts."""
-    with database(given).reader() as session:
+    with database(url).reader() as session:
         return operations.telemetry(session, limit)
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=4, show_spinner=False)
-def applied(given: str) -> Applied:
+def applied(url: str) -> Applied:
     """Return the configuration as the service applied it last."""
-    with database(given).reader() as session:
+    with database(url).reader() as session:
         return Applied(operations.checks_applied(session), operations.settings_applied(session))
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=16, show_spinner=False)
-def changes(given: str, limit: int, subject: str | None = None) -> tuple[AuditEntry, ...]:
+def changes(url: str, limit: int, subject: str | None = None) -> tuple[AuditEntry, ...]:
     """Return who changed what, the newest first."""
-    return tuple(audit.list_entries(database(given), limit, subject))
+    return tuple(audit.list_entries(database(url), limit, subject))

@@ -9,9 +9,9 @@ from quantwatch.store.overview import check_states, unended_runs
 from quantwatch.store.reading import read_results
 from quantwatch.store.recent import HEADLINE
 from quantwatch.store.states import UnendedRun
-from quantwatch_dashboard import series
+from quantwatch_dashboard.logic import series
+from quantwatch_dashboard.logic.summaries import CheckSummary, summarize
 from quantwatch_dashboard.queries.connection import SHORT_S, database
-from quantwatch_dashboard.summaries import CheckSummary, summarize
 
 LIVE_S = 1
 """How long progress is kept: many readers of a running check ask once a second, not each."""
@@ -19,32 +19,32 @@ _MAX_FAULTS = 10
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=4, show_spinner=False)
-def checks(given: str) -> tuple[CheckSummary, ...]:
+def checks(url: str) -> tuple[CheckSummary, ...]:
     """Return one summary per check that is in use or has runs, worst first."""
-    states = check_states(database(given))
+    states = check_states(database(url))
     shown = (state for state in states if state.in_use or state.newest is not None)
     return tuple(sorted(map(summarize, shown), key=lambda summary: summary.order))
 
 
 @st.cache_resource(ttl=LIVE_S, max_entries=4, show_spinner=False)
-def running(given: str) -> tuple[UnendedRun, ...]:
+def running(url: str) -> tuple[UnendedRun, ...]:
     """Return the runs that wait or are under way, with their progress, oldest first."""
-    return unended_runs(database(given))
+    return unended_runs(database(url))
 
 
-def faults(given: str, shown: Sequence[CheckSummary] | None = None) -> dict[str, str]:
+def faults(url: str, shown: Sequence[CheckSummary] | None = None) -> dict[str, str]:
     """Return, of checks with a regression, the candidate and where it broke: of those shown, or of
     the first ten.
     """
-    broken = [c.decided for c in (checks(given) if shown is None else shown) if c.decided]
+    broken = [c.decided for c in (checks(url) if shown is None else shown) if c.decided]
     worst = [run.run_id for run in broken if run.verdict == Verdict.REGRESSION]
-    return _faults(given, tuple(worst[:_MAX_FAULTS] if shown is None else worst))
+    return _faults(url, tuple(worst[:_MAX_FAULTS] if shown is None else worst))
 
 
 @st.cache_resource(ttl=SHORT_S * 3, max_entries=32, show_spinner=False)
-def _faults(given: str, runs: tuple[str, ...]) -> dict[str, str]:
+def _faults(url: str, runs: tuple[str, ...]) -> dict[str, str]:
     # Who leads and where it broke is kept with the candidates: no need for every measurement.
-    with database(given).reader() as session:
+    with database(url).reader() as session:
         found = read_results(session, runs, metric=HEADLINE)
     return {run.check: fault_of(run) for run in found.values()}
 

@@ -3,11 +3,10 @@
 import streamlit as st
 
 from quantwatch.errors import NotFoundError
-from quantwatch_dashboard import queries
-from quantwatch_dashboard.components import filters, page, trouble
-from quantwatch_dashboard.components.markup import tag
-from quantwatch_dashboard.episodes import headline
+from quantwatch_dashboard.components import address, page, trouble
+from quantwatch_dashboard.logic.episodes import headline
 from quantwatch_dashboard.queries import alerts as alert_queries
+from quantwatch_dashboard.queries import connection, overview
 from quantwatch_dashboard.views import (
     alerts_deliveries,
     alerts_list,
@@ -22,8 +21,8 @@ _TABS = {"alerts": "Alerts", "silences": "Silences", "deliveries": "Deliveries"}
 def show() -> None:
     """Show one episode if the address names one; else a list: alerts, silences or deliveries."""
     page.begin()
-    url = queries.url()
-    if not queries.checks(url):
+    url = connection.url()
+    if not overview.checks(url):
         page.head("Alerts")
         st.html(trouble.empty())
         return
@@ -34,7 +33,7 @@ def show() -> None:
     found = alert_queries.open_episodes(url)
     page.head("Alerts", headline(found))
     _not_understood(url)
-    tab = filters.pills("What to show", "show", list(_TABS), _TABS.__getitem__)
+    tab = address.tabs(_TABS)
     if tab == "silences":
         alerts_silences.show(url)
     elif tab == "deliveries":
@@ -51,7 +50,7 @@ def _not_understood(url: str) -> None:
             "can't be read: whether alerts are in maintenance or come and go is not known there. "
             "The service applies them anew when it starts with this version."
         )
-        st.html(tag("p", words, class_="qw-note"))
+        page.note(words)
 
 
 def _named(url: str) -> str | None:

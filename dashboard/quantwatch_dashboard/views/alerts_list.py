@@ -1,24 +1,24 @@
 """Open and past episodes of all checks, with filters; and rules that no alert speaks of yet."""
 
-from collections.abc import Callable
-
 import streamlit as st
 
-from quantwatch_dashboard import clock, queries
-from quantwatch_dashboard.components import filters, page, trouble
-from quantwatch_dashboard.components.alerts import alert_table
-from quantwatch_dashboard.components.alerts_table import ended_table, open_table
-from quantwatch_dashboard.components.checks import moment
+from quantwatch_dashboard import clock, text
+from quantwatch_dashboard.components import address, page, trouble
+from quantwatch_dashboard.components.address import every, given
+from quantwatch_dashboard.components.breaches import alert_table
+from quantwatch_dashboard.components.episodes import ended_table, open_table
 from quantwatch_dashboard.components.markup import link, tag
-from quantwatch_dashboard.episodes import STATES, Shown, Wanted, filtered
+from quantwatch_dashboard.components.words import moment
+from quantwatch_dashboard.logic.episodes import STATES, ShownEpisode, Wanted, filtered
 from quantwatch_dashboard.queries import alerts as alert_queries
+from quantwatch_dashboard.queries import overview, runs
+from quantwatch_dashboard.text import ANY
 
-_ANY = "any"
 _PAGE = 50
 _MOST_CHECKS = 10
 
 
-def show(url: str, found: tuple[Shown, ...]) -> None:
+def show(url: str, found: tuple[ShownEpisode, ...]) -> None:
     """Show what passes the filters, open episodes first."""
     wanted = _filters(url)
     now, zone = clock.now(), clock.zone()
@@ -36,20 +36,19 @@ def show(url: str, found: tuple[Shown, ...]) -> None:
 
 def _filters(url: str) -> Wanted:
     """Let the reader filter."""
-    names = sorted(each.check for each in queries.checks(url))
+    names = sorted(each.check for each in overview.checks(url))
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        check = filters.choose("Check", "check", [_ANY, *names], _all("checks"), 220)
-        order = ["all", *(name for name in STATES if name != "all")]
-        state = filters.choose("State", "state", order, lambda name: STATES[name][0], 220)
-        levels = [_ANY, "critical", "warning"]
-        severity = filters.choose("Severity", "severity", levels, _all("severities"))
-        words = filters.search("Text", "q", "rule, candidate, layer, comment")
-    return Wanted(_given(check), state, _given(severity), words)
+        check = address.choose("Check", "check", [ANY, *names], every("checks"), 220)
+        state = address.choose("State", "state", list(STATES), lambda name: STATES[name][0], 220)
+        levels = [ANY, "critical", "warning"]
+        severity = address.choose("Severity", "severity", levels, every("severities"))
+        words = address.search("Text", "q", "rule, candidate, layer, comment")
+    return Wanted(given(check), state, given(severity), words)
 
 
-def _page(key: str, found: tuple[Shown, ...], wanted: Wanted) -> tuple[Shown, ...]:
+def _page(key: str, found: tuple[ShownEpisode, ...], wanted: Wanted) -> tuple[ShownEpisode, ...]:
     """Let the reader turn pages where there is more than one."""
-    at = filters.number_of_page(key, len(found), _PAGE, wanted)
+    at = address.number_of_page(key, len(found), _PAGE, wanted)
     return found[at * _PAGE : (at + 1) * _PAGE]
 
 
@@ -61,7 +60,7 @@ def _nothing(num_open: int, wanted: Wanted) -> None:
     st.html(trouble.state(title, words))
 
 
-def _past(found: tuple[Shown, ...], looked_at: int, wanted: Wanted) -> None:
+def _past(found: tuple[ShownEpisode, ...], looked_at: int, wanted: Wanted) -> None:
     said = "Episodes that are over, the newest end first."
     if looked_at == alert_queries.MOST_ENDED:
         said += f" Only the last {looked_at} are looked through."
@@ -69,15 +68,15 @@ def _past(found: tuple[Shown, ...], looked_at: int, wanted: Wanted) -> None:
     if found:
         st.html(ended_table(_page("page", found, wanted), clock.now(), clock.zone()))
     else:
-        st.html(tag("p", "None.", class_="qw-soft"))
+        page.say("No episode that is over passes the filters.")
 
 
-def _newest_runs(url: str, check: str | None, found: tuple[Shown, ...]) -> None:
+def _newest_runs(url: str, check: str | None, found: tuple[ShownEpisode, ...]) -> None:
     """Show what the newest runs breach where no alert is open: nobody will be told of it."""
     spoken = {one.listed.check for one in found}
     breached = [
         (each.check, each.decided)
-        for each in queries.checks(url)
+        for each in overview.checks(url)
         if each.decided is not None and each.decided.num_alerts
         if each.check not in spoken and check in (None, each.check)
     ]
@@ -90,14 +89,6 @@ def _newest_runs(url: str, check: str | None, found: tuple[Shown, ...]) -> None:
     for name, run in breached[:_MOST_CHECKS]:
         when = moment(run.started_at, clock.now(), clock.zone())
         st.html(tag("p", link(name, "run", run=run.run_id), ", run of ", when))
-        st.html(alert_table(queries.result(url, run.run_id)))
-    if len(breached) > _MOST_CHECKS:
-        st.html(tag("p", f"and {len(breached) - _MOST_CHECKS} more checks", class_="qw-soft"))
-
-
-def _all(what: str) -> Callable[[str], str]:
-    return lambda name: f"all {what}" if name == _ANY else name
-
-
-def _given(value: str) -> str | None:
-    return None if value == _ANY else value
+        st.html(alert_table(runs.result(url, run.run_id)))
+    if more := text.more(len(breached), _MOST_CHECKS, "checks"):
+        page.say(more)

@@ -1,6 +1,6 @@
 """Silences: those that hold, and a form that shows what one would match before it is made."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from glob import escape
 
@@ -11,9 +11,8 @@ from quantwatch.config.durations import seconds
 from quantwatch.errors import UserError
 from quantwatch.store.silences import StoredSilence
 from quantwatch_dashboard import actions, clock, text
-from quantwatch_dashboard.components import alerts_silence, asking, page
-from quantwatch_dashboard.components.markup import tag
-from quantwatch_dashboard.episodes import Shown, would_match
+from quantwatch_dashboard.components import alerts_silence, answers, asking, page
+from quantwatch_dashboard.logic.episodes import ShownEpisode, would_match
 from quantwatch_dashboard.queries import alerts as alert_queries
 from quantwatch_dashboard.roles import Person
 
@@ -25,14 +24,12 @@ def show(url: str) -> None:
     """Show the silences that hold, and let the reader make one."""
     page.section(
         "Silences that hold now",
-        "What they match is still judged and kept; it is not told before they end.",
+        "What they match is still judged and kept; nobody is notified before they end.",
     )
     found = alert_queries.active_silences(url)
-    for silence in found:
-        _silence(url, silence)
-    _just_ended(url)
+    _list(url, found)
     if not found:
-        st.html(tag("p", "None: everything that fires is told.", class_="qw-soft"))
+        page.say("There is none: of every alert that fires its endpoints are notified.")
     page.section(
         "New silence",
         "Globs: * is any text. A label that is left empty is not looked at; case matters.",
@@ -41,11 +38,9 @@ def show(url: str) -> None:
         form(url, {}, "new")
 
 
-def matching(url: str, one: Shown) -> None:
+def matching(url: str, one: ShownEpisode) -> None:
     """Show the silence that keeps an episode quiet, with the button that ends it."""
-    if one.silence is not None:
-        _silence(url, one.silence)
-    _just_ended(url)
+    _list(url, () if one.silence is None else (one.silence,))
 
 
 def form(url: str, labels: Mapping[str, str], key: str) -> None:
@@ -64,7 +59,7 @@ def form(url: str, labels: Mapping[str, str], key: str) -> None:
 def _preview(url: str, matcher: Mapping[str, str]) -> None:
     """List what a silence would match of what is open now."""
     if not matcher:
-        st.html(tag("p", "Fill in at least one label.", class_="qw-soft qw-small"))
+        page.hint("Fill in at least one label.")
         return
     listed = [one.listed for one in alert_queries.open_episodes(url)]
     st.html(alerts_silence.preview(would_match(matcher, listed), len(listed)))
@@ -91,6 +86,13 @@ def _made(found: object) -> str:
     return f"Silence {found.id} holds until {text.instant(found.ends_at, clock.zone())}."
 
 
+def _list(url: str, found: Sequence[StoredSilence]) -> None:
+    """Show silences, and what came of ending one whose button is gone with it."""
+    answers.show("silences", [f"{_END}{silence.id}" for silence in found])
+    for silence in found:
+        _silence(url, silence)
+
+
 def _silence(url: str, silence: StoredSilence) -> None:
     listed = [one.listed for one in alert_queries.open_episodes(url)]
     count = len(would_match(silence.matcher, listed))
@@ -100,14 +102,5 @@ def _silence(url: str, silence: StoredSilence) -> None:
             "End it now",
             lambda who: actions.unsilence(who, silence.id),
             key=f"{_END}{silence.id}",
-            done="The silence has ended; what still fires is told.",
+            done="The silence has ended; its endpoints are notified of what still fires.",
         )
-
-
-def _just_ended(url: str) -> None:
-    """Say what came of ending a silence, whose button is gone with it."""
-    active = {f"{_END}{silence.id}" for silence in alert_queries.active_silences(url)}
-    for name in map(str, st.session_state):
-        key = name.removeprefix("said-")
-        if key != name and key.startswith(_END) and key not in active:
-            asking.show_said(key)

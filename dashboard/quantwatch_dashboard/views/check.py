@@ -3,13 +3,15 @@
 import streamlit as st
 
 from quantwatch.domain import Verdict
-from quantwatch_dashboard import clock, queries, trends
-from quantwatch_dashboard.components import page, standing, trouble
+from quantwatch_dashboard import clock
+from quantwatch_dashboard.components import check_card, page, trouble
+from quantwatch_dashboard.components.address import pick
 from quantwatch_dashboard.components.markup import Html, link
-from quantwatch_dashboard.components.picker import pick
+from quantwatch_dashboard.logic import trends
+from quantwatch_dashboard.logic.summaries import CheckSummary
+from quantwatch_dashboard.queries import alerts as alert_queries
 from quantwatch_dashboard.queries import check as check_queries
-from quantwatch_dashboard.queries.silenced import silenced
-from quantwatch_dashboard.summaries import CheckSummary
+from quantwatch_dashboard.queries import connection, overview
 from quantwatch_dashboard.views import (
     check_actions,
     check_candidates,
@@ -23,8 +25,8 @@ from quantwatch_dashboard.views import (
 def show() -> None:
     """Show the check named in the address; without a name, the worst one."""
     page.begin()
-    url = queries.url()
-    found = queries.checks(url)
+    url = connection.url()
+    found = overview.checks(url)
     named = st.query_params.get("check") or (found[0].check if found else None)
     if named is None:
         page.head("Check")
@@ -33,7 +35,7 @@ def show() -> None:
     summary = check_queries.summary(url, named)
     _head(summary, [one.check for one in found])
     now, zone = clock.now(), clock.zone()
-    st.html(standing.card(summary, _known(url, summary), now, zone))
+    st.html(check_card.card(summary, _known(url, summary), now, zone))
     live.show(url, named)
     check_actions.show(url, summary)
     if summary.decided is None:
@@ -72,15 +74,15 @@ def _unmeasured(summary: CheckSummary) -> Html:
     )
 
 
-def _known(url: str, summary: CheckSummary) -> standing.Known:
+def _known(url: str, summary: CheckSummary) -> check_card.Known:
     """Read what is known of a check besides how it stands."""
-    run, muted = summary.decided, silenced(url).get(summary.check, 0)
+    run, muted = summary.decided, alert_queries.silenced(url).get(summary.check, 0)
     if run is None:
-        return standing.Known(silenced=muted)
+        return check_card.Known(silenced=muted)
     bad = run.verdict is Verdict.REGRESSION
     marks = check_queries.marks(url, summary.check)
     changed = check_queries.changed(url, summary.check)
-    return standing.Known(
+    return check_card.Known(
         fault=check_queries.fault(url, run.run_id) if bad else "",
         silenced=muted,
         began=trends.began(changed, marks, summary.since),

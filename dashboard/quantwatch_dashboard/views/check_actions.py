@@ -3,8 +3,8 @@
 import streamlit as st
 
 from quantwatch_dashboard import actions
-from quantwatch_dashboard.components import asking, leftovers
-from quantwatch_dashboard.summaries import CheckSummary
+from quantwatch_dashboard.components import answers, asking
+from quantwatch_dashboard.logic.summaries import CheckSummary
 from quantwatch_dashboard.views import acts, check_pins
 
 
@@ -30,7 +30,7 @@ def _ending(summary: CheckSummary) -> None:
     listed = [acts.cancel_key(run.run_id)] if run is not None else []
     if summary.state.quarantined_at is not None:
         listed.append(acts.release_key(check))
-    leftovers.show(f"ends-{check}", listed)
+    answers.show(f"ends-{check}", listed)
     if run is not None:
         acts.cancel(run)
     if summary.state.quarantined_at is not None:

@@ -6,14 +6,15 @@ import streamlit as st
 
 from quantwatch.metrics.registry import METRICS
 from quantwatch_dashboard.charts.tradeoff import tradeoff_chart
-from quantwatch_dashboard.components import page
-from quantwatch_dashboard.components.clicks import chart as plain_chart
-from quantwatch_dashboard.components.markup import join, link, tag
+from quantwatch_dashboard.components import page, picture
+from quantwatch_dashboard.components.markup import join, link
 from quantwatch_dashboard.components.quality import candidate_table
+from quantwatch_dashboard.logic import naming
+from quantwatch_dashboard.logic.naming import Statistic
+from quantwatch_dashboard.logic.summaries import CheckSummary
 from quantwatch_dashboard.queries import check as check_queries
-from quantwatch_dashboard.summaries import CheckSummary
 
-_AGREEMENT = ("top1_agreement", "model", "mean")
+_AGREEMENT = Statistic("top1_agreement", "model", "mean")
 
 
 def show(url: str, summary: CheckSummary) -> None:
@@ -34,7 +35,7 @@ def show(url: str, summary: CheckSummary) -> None:
     with right:
         page.section(
             "Quality against bits per weight",
-            "Further down and further left is better. Filled points are on the front.",
+            "Further down and further left is better. Filled points are on the Pareto front.",
         )
         _tradeoff(url, summary)
 
@@ -56,9 +57,11 @@ def _explained(summary: CheckSummary, run: str) -> Iterator[object]:
 def _tradeoff(url: str, summary: CheckSummary) -> None:
     found = check_queries.pareto(url, summary.check)
     if not found:
-        st.html(tag("p", "No candidate's size is known.", class_="qw-soft"))
+        page.say("No candidate's size is known.")
         return
-    spec = METRICS[check_queries.HEADLINE[0]]
-    figure = tradeoff_chart(found, unit=f"{spec.title}, {spec.unit}, mean", is_log=spec.log_scale)
+    metric, _, statistic = check_queries.HEADLINE
+    figure = tradeoff_chart(
+        found, unit=naming.axis(metric, statistic), is_log=METRICS[metric].log_scale
+    )
     alt = f"Output KL against bits per weight of {len(found)} candidates"
-    plain_chart(figure, "tradeoff", alt, f"{summary.check}-quality-by-size")
+    picture.show(figure, "tradeoff", alt, f"{summary.check}-quality-by-size")

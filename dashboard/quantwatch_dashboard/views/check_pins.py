@@ -4,14 +4,13 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from quantwatch.domain import Verdict
 from quantwatch.store.marks import RunMark
 from quantwatch_dashboard import actions, clock, text
-from quantwatch_dashboard.components import asking, filters
+from quantwatch_dashboard.components import address, asking
 from quantwatch_dashboard.components.markup import tag
+from quantwatch_dashboard.logic.summaries import CheckSummary
 from quantwatch_dashboard.queries import check as check_queries
 from quantwatch_dashboard.roles import Person
-from quantwatch_dashboard.summaries import CheckSummary
 
 _MOST = 50
 
@@ -46,10 +45,10 @@ def pinning(url: str, summary: CheckSummary) -> None:
         st.expander("Pin another baseline"),
         st.container(horizontal=True, vertical_alignment="bottom"),
     ):
-        filters.choose("Run", "pin", list(offered), lambda r: _named(offered[r]), 380)
+        address.choose("Run", "pin", list(offered), lambda r: _named(offered[r]), 380)
         asking.button(
             "Pin this run", lambda who: _pin(who, check), key=f"pin-{check}",
-            done=lambda run: f"Later runs are compared with …{str(run)[-8:]}.",
+            done=lambda run: f"Later runs are compared with {text.short_id(str(run))}.",
         )  # fmt: skip
         st.html(tag("p", "Pin a run that was looked at and found good: what is wrong with it is "
                          "never reported again.", class_="qw-soft qw-small"))  # fmt: skip
@@ -57,17 +56,16 @@ def pinning(url: str, summary: CheckSummary) -> None:
 
 def _pin(who: Person, check: str) -> str:
     """Pin what is chosen at the moment of the press, which may be newer than the page."""
-    run_id = filters.chosen_now("pin")
+    run_id = address.chosen_now("pin")
     actions.pin(who, check, run_id)
     return run_id
 
 
 def _best_first(marks: Sequence[RunMark]) -> list[RunMark]:
     """Offer the newest run that passes first: a regression is rarely what one wants to keep."""
-    worst_first = list(Verdict)
-    return sorted(marks, key=lambda m: -worst_first.index(m.verdict) if m.verdict else 0)
+    return sorted(marks, key=lambda m: -m.verdict.rank if m.verdict else 0)
 
 
 def _named(mark: RunMark) -> str:
     outcome = mark.verdict.value if mark.verdict is not None else mark.status.value
-    return f"{text.instant(mark.started_at, clock.zone())[:16]} · {outcome} · …{mark.run_id[-8:]}"
+    return text.run_line(text.minute(mark.started_at, clock.zone()), outcome, mark.run_id)

@@ -5,12 +5,12 @@ from collections import defaultdict
 import streamlit as st
 
 from quantwatch_dashboard import clock
-from quantwatch_dashboard.components import filters, page, trouble
+from quantwatch_dashboard.components import address, page, trouble
 from quantwatch_dashboard.components.markup import tag
 from quantwatch_dashboard.components.run_list import run_rows
-from quantwatch_dashboard.history import Change
+from quantwatch_dashboard.logic.history import Change
+from quantwatch_dashboard.logic.summaries import CheckSummary
 from quantwatch_dashboard.queries import check as check_queries
-from quantwatch_dashboard.summaries import CheckSummary
 
 _PER_PAGE = 20
 _KINDS = ("all runs", "with a change", "not passing")
@@ -26,12 +26,12 @@ def show(url: str, summary: CheckSummary) -> None:
         "Newest first. What changed is said of the run in which it was another for the first time.",
     )
     if not marks:
-        st.html(tag("p", "No run has ended yet.", class_="qw-soft"))
+        page.say("No run has ended yet.")
         return
     changes: dict[str, list[Change]] = defaultdict(list)
     for change in check_queries.changed(url, summary.check):
         changes[change.run_id].append(change)
-    kind = filters.choose("Show", "runs", _KINDS)
+    kind = address.choose("Show", "runs", _KINDS)
     shown = [
         m for m in reversed(marks)
         if kind == _KINDS[0]
@@ -40,7 +40,7 @@ def show(url: str, summary: CheckSummary) -> None:
     ]  # fmt: skip
     table = st.container()
     with st.container(horizontal=True, vertical_alignment="center"):
-        first = _PER_PAGE * filters.number_of_page(
+        first = _PER_PAGE * address.number_of_page(
             "page", len(shown), _PER_PAGE, (summary.check, kind)
         )
         rows = shown[first : first + _PER_PAGE]

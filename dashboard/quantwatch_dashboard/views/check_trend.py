@@ -4,19 +4,19 @@ from dataclasses import replace
 
 import streamlit as st
 
-from quantwatch.metrics.registry import METRICS
-from quantwatch_dashboard import clock, standings, text
+from quantwatch_dashboard import clock, text
 from quantwatch_dashboard.charts.trend import hidden_limits, trend_chart
-from quantwatch_dashboard.components import jumps, page, trouble
+from quantwatch_dashboard.components import page, picture, trouble
+from quantwatch_dashboard.components.address import choose, flag
 from quantwatch_dashboard.components.explain import term
-from quantwatch_dashboard.components.filters import choose
 from quantwatch_dashboard.components.markup import join, tag
-from quantwatch_dashboard.components.picker import flag
+from quantwatch_dashboard.logic import naming, standings
+from quantwatch_dashboard.logic.naming import Statistic
+from quantwatch_dashboard.logic.summaries import CheckSummary
+from quantwatch_dashboard.logic.trends import Trend
 from quantwatch_dashboard.queries import check as check_queries
-from quantwatch_dashboard.queries.check import HEADLINE, Shown
+from quantwatch_dashboard.queries.check import HEADLINE
 from quantwatch_dashboard.queries.trend import is_on_log, shown_trend
-from quantwatch_dashboard.summaries import CheckSummary
-from quantwatch_dashboard.trends import Trend
 
 _RANGES = {"90": 90, "30": 30, "365": 365, "all": None}
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "p999", "max", "min", "std")
@@ -27,26 +27,33 @@ _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "p999", "max", "min", "std")
 def show(url: str, summary: CheckSummary) -> None:
     """Show the trend; changing a picker redraws only this part."""
     page.section("Trend over the runs")
-    with st.container(horizontal=True, vertical_alignment="bottom", key="qw-trend"):
+    with st.container(horizontal=True, vertical_alignment="bottom"):
         shown, candidate, span = _pickers(url, summary)
         alone = len(summary.candidates) > 1 and flag("Only this candidate", "alone")
-    spec = METRICS.get(shown[0])
     is_log = is_on_log(shown)
     trend = shown_trend(url, summary, shown, (candidate, span))
     if alone:
         trend = replace(trend, lines=tuple(one for one in trend.lines if one.name == candidate))
-    unit = f"{spec.title if spec else shown[0]}, {spec.unit if spec else '1'}".removesuffix(", 1")
-    title = f"{unit} · {shown[2]} · {text.scope(shown[1])}"
+    title = f"{naming.axis(shown.metric, shown.name)} · {text.scope(shown.scope)}"
     st.html(tag("p", *_explained(shown, trend, is_log), class_="qw-soft qw-small"))
     if not any(value is not None for value in trend.values):
-        st.html(tag("p", "Nothing was measured of that in these runs.", class_="qw-note"))
+        page.note("Nothing was measured of that in these runs.")
         return
     figure = trend_chart(trend, unit=title, is_log=is_log, zone=clock.zone())
     name = f"{summary.check}-{'-'.join(shown)}"
-    jumps.chart(figure, "trend", f"{title} of {summary.check} over its runs", name)
+    run = picture.jump(figure, "trend", f"{title} of {summary.check} over its runs", name)
+    if run is not None:
+        _open(run)
 
 
-def _pickers(url: str, summary: CheckSummary) -> tuple[Shown, str, int | None]:
+def _open(run: str) -> None:
+    from quantwatch_dashboard import views  # which imports this module
+
+    pages = {page.url_path: page for page in views.pages()}
+    st.switch_page(pages["run"], query_params={"run": run})
+
+
+def _pickers(url: str, summary: CheckSummary) -> tuple[Statistic, str, int | None]:
     """Let the reader choose metric, place, statistic, candidate and range."""
     run = summary.decided
     assert run is not None, "only checks with results have a trend"
@@ -54,8 +61,8 @@ def _pickers(url: str, summary: CheckSummary) -> tuple[Shown, str, int | None]:
     metrics = list(
         dict.fromkeys([m for m, _ in places if m == HEADLINE[0]] + [m for m, _ in places])
     )
-    metric = choose("Metric", "metric", metrics, _title, width=220)
-    scope = choose("Place", "scope", [s for m, s in places if m == metric], width=230)
+    metric = choose("Metric", "metric", metrics, naming.title, width=220)
+    scope = choose("Place", "place", [s for m, s in places if m == metric], width=230)
     statistic = choose("Statistic", "statistic", _STATISTICS, width=110)
     at = standings.lead(summary) or 0
     names = [
@@ -65,19 +72,15 @@ def _pickers(url: str, summary: CheckSummary) -> tuple[Shown, str, int | None]:
     candidate = choose("Candidate", "candidate", names, width=200)
     words = {"all": "all runs"}
     span = choose("Range", "range", list(_RANGES), lambda n: words.get(n, f"{n} runs"), width=120)
-    return (metric, scope, statistic), candidate, _RANGES[span]
+    return Statistic(metric, scope, statistic), candidate, _RANGES[span]
 
 
-def _title(slug: str) -> str:
-    return METRICS[slug].title if slug in METRICS else slug
-
-
-def _explained(shown: Shown, trend: Trend, is_log: bool) -> list[object]:
+def _explained(shown: Statistic, trend: Trend, is_log: bool) -> list[object]:
     """Say what is drawn, and what is not."""
     said: list[object] = [
-        join([term(shown[0]), ". A click on a point opens its run. "]),
+        join([term(shown.metric), ". A click on a point opens its run. "]),
         _against(shown, trend),
-        "Triangles at the top: something changed; bars at the bottom: a run without results. ",
+        "Triangles at the top: something changed; bars at the bottom: a run with no result. ",
     ]
     if trend.left_out:
         said.append(
@@ -88,7 +91,7 @@ def _explained(shown: Shown, trend: Trend, is_log: bool) -> list[object]:
     return said
 
 
-def _against(shown: Shown, trend: Trend) -> str:
+def _against(shown: Statistic, trend: Trend) -> str:
     """Say what the dashed line is, or why there is none."""
     compared = trend.compared
     if compared.baseline is None:

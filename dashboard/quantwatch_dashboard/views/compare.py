@@ -6,12 +6,12 @@ import streamlit as st
 
 from quantwatch.baselines.comparable import Mismatch, differing
 from quantwatch.domain import RunResult
-from quantwatch_dashboard import contrast, identities, queries
 from quantwatch_dashboard.components import compare, page, trouble
-from quantwatch_dashboard.components.markup import tag
-from quantwatch_dashboard.components.picker import flag
-from quantwatch_dashboard.contrast import Side, Tests
+from quantwatch_dashboard.components.address import flag
+from quantwatch_dashboard.logic import contrast, identities
+from quantwatch_dashboard.logic.contrast import Side, Tests
 from quantwatch_dashboard.queries import compare as compare_queries
+from quantwatch_dashboard.queries import connection, overview, runs
 from quantwatch_dashboard.views import compare_inside, compare_layers, compare_sides
 
 
@@ -19,11 +19,11 @@ from quantwatch_dashboard.views import compare_inside, compare_layers, compare_s
 def show() -> None:
     """Show the two candidates that the address names, or the worst run and what came before."""
     page.begin()
-    url = queries.url()
+    url = connection.url()
     usual = _usual(url)
     if usual is None:
         page.head("Compare")
-        st.html(trouble.nothing_measured() if queries.checks(url) else trouble.empty())
+        st.html(trouble.nothing_measured() if overview.checks(url) else trouble.empty())
         return
     page.head("Compare", "A is before, B is after: differences are B − A")
     b_result = _result(url, "b", usual)
@@ -41,12 +41,12 @@ def show() -> None:
 
 def _usual(url: str) -> str | None:
     """Return the newest measured run of the worst check, None when nothing was ever measured."""
-    decided = (check.decided.run_id for check in queries.checks(url) if check.decided is not None)
+    decided = (check.decided.run_id for check in overview.checks(url) if check.decided is not None)
     return next(decided, None) or next(iter(compare_queries.options(url)), None)
 
 
 def _result(url: str, side: str, usual: str) -> RunResult:
-    return queries.result(url, queries.resolve(url, st.query_params.get(f"run_{side}") or usual))
+    return runs.result(url, runs.resolve(url, st.query_params.get(f"run_{side}") or usual))
 
 
 def _headline(a: Side, b: Side, tests: Tests, why: Sequence[Mismatch]) -> None:
@@ -56,13 +56,13 @@ def _headline(a: Side, b: Side, tests: Tests, why: Sequence[Mismatch]) -> None:
         st.html(compare.reasons(why))
         st.html(compare.headline_table([contrast.apart(row) for row in rows]))
         return
-    same = contrast.Mark("same", "Both sides are the same candidate of the same run")
+    same = contrast.Finding("same", "Both sides are the same candidate of the same run")
     found = same if a.key == b.key else contrast.summary(rows)
     page.section(found.words, compare.PAIRED)
     st.html(compare.headline_table(rows))
     if a.key != b.key and not tests:
         words = "The sums per prompt are not stored (any more), so nothing can be paired."
-        st.html(tag("p", words, class_="qw-note"))
+        page.note(words)
 
 
 def _facts(a: Side, b: Side) -> None:
@@ -75,4 +75,4 @@ def _facts(a: Side, b: Side) -> None:
     if shown:
         st.html(compare.fact_table(shown))
     else:
-        st.html(tag("p", "Nothing: settings, digests and versions are equal.", class_="qw-soft"))
+        page.say("Nothing: settings, digests and versions are equal.")

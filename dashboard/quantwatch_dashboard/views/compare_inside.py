@@ -2,20 +2,19 @@
 
 import streamlit as st
 
-from quantwatch.metrics.registry import METRICS
 from quantwatch.store.records import StoredPrompt
-from quantwatch_dashboard import queries, series
-from quantwatch_dashboard.charts import difference
-from quantwatch_dashboard.charts.grid import TokenGrid
 from quantwatch_dashboard.charts.heatmap import Look, heatmap
-from quantwatch_dashboard.charts.rows import whole_layers
-from quantwatch_dashboard.charts.scale import Kind
-from quantwatch_dashboard.components import clicks, page, trouble, window
+from quantwatch_dashboard.components import page, picture, trouble, window
+from quantwatch_dashboard.components.address import flag, pick
 from quantwatch_dashboard.components.compare import name_of, worst_place
 from quantwatch_dashboard.components.markup import tag
-from quantwatch_dashboard.components.picker import flag, pick
-from quantwatch_dashboard.contrast import Side
-from quantwatch_dashboard.focus import CHANGES, HEADROOM, MATRICES, RANGES
+from quantwatch_dashboard.logic import difference, naming, series
+from quantwatch_dashboard.logic.cells import Kind
+from quantwatch_dashboard.logic.contrast import Side
+from quantwatch_dashboard.logic.focus import CHANGES, HEADROOM, MATRICES, RANGES
+from quantwatch_dashboard.logic.grid import TokenGrid
+from quantwatch_dashboard.logic.rows import whole_layers
+from quantwatch_dashboard.queries import tokens
 from quantwatch_dashboard.views.run_inside import describe
 
 _READ = "Red: B is worse, blue: B is better, nearly white: equal; logarithmic."
@@ -36,7 +35,7 @@ def show(url: str, a: Side, b: Side) -> None:
         return
     one, two, three = st.columns([2, 4, 3], vertical_alignment="bottom")
     with one:
-        metric = pick("Metric", "metric", metrics, metrics[0], lambda slug: METRICS[slug].title)
+        metric = pick("Metric", "metric", metrics, metrics[0], naming.title)
     with two:
         usual = series.default_prompt(b.result, b.candidate, list(prompts))
         prompt = int(pick("Prompt", "prompt", list(prompts), usual, lambda p: describe(prompts[p])))
@@ -59,21 +58,21 @@ def show(url: str, a: Side, b: Side) -> None:
 
 
 def _say(words: str) -> None:
-    st.html(tag("p", words, class_="qw-soft"))
+    page.say(words)
 
 
 def _shared(url: str, a: Side, b: Side) -> tuple[dict[str, StoredPrompt], list[str]]:
     """Return the prompts and the metrics of which both have a matrix."""
-    kinds = queries.block_kinds(url, *a.key) & queries.block_kinds(url, *b.key)
+    kinds = tokens.block_kinds(url, *a.key) & tokens.block_kinds(url, *b.key)
     kept = {(metric, prompt) for kind, metric, prompt in kinds if kind == "per_token"}
     metrics = [metric for metric in MATRICES if any(each == metric for each, _ in kept)]
     indices = {prompt for metric, prompt in kept if metric in metrics}
-    found = queries.prompts(url, a.result.suite_hash)
+    found = tokens.prompts(url, a.result.suite_hash)
     return {str(p.index): p for p in found if p.index in indices}, metrics
 
 
 def _grid(url: str, side: Side, metric: str, prompt: int) -> TokenGrid | None:
-    grid = queries.grid(url, (*side.key, metric, prompt), side.result.suite_hash)
+    grid = tokens.grid(url, (*side.key, metric, prompt), side.result.suite_hash)
     return None if grid is None else whole_layers(grid).measured_only()
 
 
@@ -94,9 +93,9 @@ def _difference(grid: TokenGrid, metric: str, sides: tuple[Side, Side], *, fit: 
         return
     bits = metric == HEADROOM
     kind: Kind = "bits change" if bits else "ratio"
-    title = "Headroom lost in B, bits" if bits else f"{METRICS[metric].title}: B ÷ A"
-    figure = heatmap(grid, look=Look(title, kind, None if fit else CHANGES[kind]))
-    clicks.chart(figure, "compare-difference", f"{title} by layer and token", f"compare-{metric}")
+    title = "Headroom lost in B, bits" if bits else f"{naming.title(metric)}: B ÷ A"
+    figure = heatmap(grid, Look(title, kind, None if fit else CHANGES[kind]))
+    picture.choose(figure, "compare-difference", f"{title} by layer and token", f"compare-{metric}")
     st.html(
         tag(
             "p",
@@ -111,8 +110,8 @@ def _alone(grid: TokenGrid, metric: str, letter: str) -> None:
     if not grid.num_measured:
         _say("Nothing was measured here.")
         return
-    spec = METRICS[metric]
-    title = spec.title if spec.unit == "1" else f"{spec.title}, {spec.unit}"
+    title = naming.axis(metric)
     kind: Kind = "bits" if metric == HEADROOM else "log"
-    figure = heatmap(grid, look=Look(title, kind, RANGES[metric]))
-    clicks.chart(figure, f"compare-{letter}", f"{title} of {letter}", f"compare-{metric}-{letter}")
+    figure = heatmap(grid, Look(title, kind, RANGES[metric]))
+    name = f"compare-{metric}-{letter}"
+    picture.choose(figure, f"compare-{letter}", f"{title} of {letter}", name)

@@ -4,15 +4,15 @@ import math
 
 import streamlit as st
 
-from quantwatch.metrics.registry import METRICS
-from quantwatch_dashboard import contrast
 from quantwatch_dashboard.charts.change import Ratio, change_chart
-from quantwatch_dashboard.charts.layers import LayerLine, layer_chart
-from quantwatch_dashboard.components import clicks, page
+from quantwatch_dashboard.charts.layers import layer_chart
+from quantwatch_dashboard.components import page, picture
+from quantwatch_dashboard.components.address import pick
 from quantwatch_dashboard.components.explain import term
-from quantwatch_dashboard.components.markup import join, tag
-from quantwatch_dashboard.components.picker import pick
-from quantwatch_dashboard.contrast import LAYERED, Row, Side, Tests, mark
+from quantwatch_dashboard.components.markup import join
+from quantwatch_dashboard.logic import contrast, naming
+from quantwatch_dashboard.logic.contrast import LAYERED, Row, Side, Tests, finding
+from quantwatch_dashboard.logic.lines import LayerLine
 
 _STATISTICS = ("mean", "p50", "p99", "max")
 
@@ -31,9 +31,7 @@ def show(a: Side, b: Side, tests: Tests) -> None:
     page.section("Layer by layer", join(said))
     left, right, _ = st.columns([2, 2, 4])
     with left:
-        metric = pick(
-            "Metric by layer", "by_layer", kept, kept[0], lambda slug: METRICS[slug].title
-        )
+        metric = pick("Metric by layer", "by_layer", kept, kept[0], naming.title)
     with right:
         statistic = pick("Statistic", "statistic", _STATISTICS, "mean")
     rows = contrast.by_layer(a, b, tests, metric)
@@ -47,7 +45,7 @@ def show(a: Side, b: Side, tests: Tests) -> None:
 def _lines(a: Side, b: Side, rows: tuple[tuple[str, Row], ...], shown: tuple[str, str]) -> None:
     metric, statistic = shown
     places = [place for place, _ in rows]
-    worse = frozenset(i for i, (_, row) in enumerate(rows) if mark(row).tone == "worse")
+    worse = frozenset(i for i, (_, row) in enumerate(rows) if finding(row).tone == "worse")
     rings = {"A": frozenset[int](), "B": worse if statistic == "mean" else frozenset[int]()}
     lines = [
         LayerLine(f"{letter}: {side.candidate.name}", index,
@@ -55,24 +53,24 @@ def _lines(a: Side, b: Side, rows: tuple[tuple[str, Row], ...], shown: tuple[str
                   strong=letter == "B", marked=rings[letter])
         for index, (letter, side) in enumerate((("A", a), ("B", b)))
     ]  # fmt: skip
-    spec = METRICS[metric]
-    unit = f"{spec.title}, {statistic}" + ("" if spec.unit == "1" else f", {spec.unit}")
-    figure = layer_chart(lines, places, unit=unit)
-    clicks.chart(figure, "both-layers", f"{spec.title} of A and B by layer", f"compare-{metric}")
+    figure = layer_chart(lines, places, unit=naming.axis(metric, statistic))
+    picture.choose(
+        figure, "both-layers", f"{naming.title(metric)} of A and B by layer", f"compare-{metric}"
+    )
 
 
 def _ratios(rows: tuple[tuple[str, Row], ...], metric: str) -> None:
     found = [ratio for place, row in rows if (ratio := _ratio(place, row)) is not None]
     if not found or all(row.test is None for _, row in rows):
         words = "How many times as large B is shows here where both can be paired."
-        st.html(tag("p", words, class_="qw-soft qw-small"))
+        page.hint(words)
         return
-    figure = change_chart(found, unit=f"{METRICS[metric].title}, mean: B ÷ A")
-    clicks.chart(
+    figure = change_chart(found, unit=f"{naming.title(metric)}, mean: B ÷ A")
+    picture.choose(
         figure, "ratio-layers", "B ÷ A by layer, with intervals", f"compare-{metric}-ratio"
     )
     words = "Triangles: more than chance. Lines: 95 % interval of the mean's difference, by prompt."
-    st.html(tag("p", words, class_="qw-soft qw-small"))
+    page.hint(words)
 
 
 def _ratio(place: str, row: Row) -> Ratio | None:
@@ -84,5 +82,5 @@ def _ratio(place: str, row: Row) -> Ratio | None:
         return None
     bounds = [(row.a + edge) / row.a for edge in (row.test.low, row.test.high)]
     low, high = bounds if all(map(math.isfinite, bounds)) else (None, None)
-    sign = {"worse": 1, "better": -1}.get(mark(row).tone, 0)
+    sign = {"worse": 1, "better": -1}.get(finding(row).tone, 0)
     return Ratio(place, value, low, high, sign)

@@ -5,12 +5,14 @@ import streamlit as st
 from quantwatch.domain import RunResult
 from quantwatch.errors import UserError
 from quantwatch.store.records import RunSummary
-from quantwatch_dashboard import clock, queries, series
+from quantwatch_dashboard import clock, text
 from quantwatch_dashboard.components import compare
+from quantwatch_dashboard.components.address import pick
 from quantwatch_dashboard.components.markup import tag
-from quantwatch_dashboard.components.picker import pick
-from quantwatch_dashboard.contrast import Side
+from quantwatch_dashboard.logic import series
+from quantwatch_dashboard.logic.contrast import Side
 from quantwatch_dashboard.queries import compare as compare_queries
+from quantwatch_dashboard.queries import runs as run_queries
 
 _SIDES = ("a", "b")
 
@@ -35,8 +37,8 @@ def _side(url: str, side: str, result: RunResult, avoid: str | None, like: str =
     runs |= compare_queries.options(url, result.check)
     letter = side.upper()
     run = pick(f"Run {letter}", f"run_{side}", list(runs), result.run_id,
-               lambda run_id: compare_queries.described(runs[run_id]))  # fmt: skip
-    chosen = queries.result(url, run)
+               lambda run_id: _described(runs[run_id]))  # fmt: skip
+    chosen = run_queries.result(url, run)
     names = [c.name for c in chosen.candidates if c.failure is None]
     lead = series.leading(chosen)
     if not names or lead is None:
@@ -47,6 +49,12 @@ def _side(url: str, side: str, result: RunResult, avoid: str | None, like: str =
     found = Side(chosen, next(c for c in chosen.candidates if c.name == name))
     st.html(compare.side_card(side, found, clock.now(), clock.zone()))
     return found
+
+
+def _described(run: RunSummary | RunResult) -> str:
+    verdict = "no verdict" if run.verdict is None else run.verdict.value
+    when = text.minute(run.started_at, clock.zone())
+    return text.run_line(when, verdict, run.run_id, run.check)
 
 
 def _swap() -> None:

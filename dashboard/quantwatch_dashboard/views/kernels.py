@@ -7,15 +7,18 @@ from streamlit.delta_generator import DeltaGenerator
 
 from quantwatch.store.kernel_groups import FAILED, NOT_APPLICABLE, PASSED
 from quantwatch.store.kernels import KernelBatch
-from quantwatch_dashboard import clock, kernel_matrix, queries
-from quantwatch_dashboard.components import kernel_words, kernels, page, trouble
-from quantwatch_dashboard.components.picker import pick
-from quantwatch_dashboard.kernel_matrix import Cell
+from quantwatch_dashboard import clock, text
+from quantwatch_dashboard.components import kernel_batches, kernel_words, kernels, page, trouble
+from quantwatch_dashboard.components.address import choose, every, pick
+from quantwatch_dashboard.logic import kernel_matrix
+from quantwatch_dashboard.logic.kernel_matrix import Cell
+from quantwatch_dashboard.queries import connection
 from quantwatch_dashboard.queries import kernels as kernel_queries
+from quantwatch_dashboard.text import ANY
 from quantwatch_dashboard.views import kernels_inside
 
-_ALL, _NOW = "all", "newest"
-_STATUSES = (_ALL, FAILED, PASSED, NOT_APPLICABLE)
+_NOW = "newest"
+_STATUSES = (ANY, FAILED, PASSED, NOT_APPLICABLE)
 Columns = Sequence[DeltaGenerator]
 
 
@@ -23,14 +26,14 @@ Columns = Sequence[DeltaGenerator]
 def show() -> None:
     """Show every operator on every back end, then what fails, then one of them in depth."""
     page.begin()
-    url = queries.url()
+    url = connection.url()
     tests = kernel_queries.batches(url, "test")
     every = sorted(
         (*tests, *kernel_queries.batches(url, "bench")), key=lambda b: b.started_at, reverse=True
     )
     if not every:
         page.head("Kernels")
-        st.html(kernel_words.empty(queries.program()))
+        st.html(kernel_words.empty(connection.program()))
         return
     title, columns = st.container(), st.columns([2, 3, 3, 2])
     device, upto = _where(every, columns)
@@ -59,20 +62,19 @@ def _batch_name(own: dict[str, KernelBatch], name: str) -> str:
     batch = own.get(name)
     if batch is None:
         return "the newest batch of each operator"
-    started = batch.started_at.astimezone(clock.zone())
     what = f"{batch.num_failed} failed" if batch.kind == "test" else "speeds"
-    return f"{started:%Y-%m-%d %H:%M} · {what} · …{batch.id[-6:]}"
+    return text.run_line(text.minute(batch.started_at, clock.zone()), what, batch.id)
 
 
 def _filtered(cells: Sequence[Cell], columns: Columns) -> tuple[Cell, ...]:
     operators, _ = kernel_matrix.names(cells)
     with columns[2]:
-        operator = pick("Operator", "op", [_ALL, *operators], _ALL)
+        operator = choose("Operator", "op", [ANY, *operators], every("operators"), "stretch")
     with columns[3]:
-        status = pick("Status", "status", _STATUSES, _ALL)
+        status = choose("Status", "status", _STATUSES, every("statuses"), "stretch")
     return tuple(
         cell for cell in cells
-        if operator in (_ALL, cell.operator) and status in (_ALL, cell.status)
+        if operator in (ANY, cell.operator) and status in (ANY, cell.status)
     )  # fmt: skip
 
 
@@ -99,4 +101,4 @@ def _batches(every: Sequence[KernelBatch]) -> None:
         "Batches",
         "Each call of quantwatch kernels test or bench. A name shows the page as of that batch.",
     )
-    st.html(kernels.batches(every, clock.now(), clock.zone()))
+    st.html(kernel_batches.table_of(every, clock.now(), clock.zone()))

@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
-import plotly.graph_objects as go
 import streamlit as st
 
 from quantwatch.store.kernel_groups import FAILED
-from quantwatch_dashboard import clock, kernel_matrix, queries
+from quantwatch_dashboard import clock, text
 from quantwatch_dashboard.charts.kernels import share_trend, speed_by_shape
-from quantwatch_dashboard.components import facts, kernels, page
-from quantwatch_dashboard.components.markup import tag
-from quantwatch_dashboard.components.picker import pick
-from quantwatch_dashboard.kernel_matrix import Cell
+from quantwatch_dashboard.components import facts, kernel_batches, kernels, page, picture
+from quantwatch_dashboard.components.address import pick
+from quantwatch_dashboard.logic import kernel_matrix
+from quantwatch_dashboard.logic.kernel_matrix import Cell
+from quantwatch_dashboard.queries import connection
 from quantwatch_dashboard.queries import kernels as kernel_queries
 
 
@@ -37,7 +37,7 @@ def show(url: str, cells: Sequence[Cell], device: str) -> None:
         if batch.device == device and batch.started_at < cell.batch.started_at
     ]
     if before:
-        st.html(kernels.changed(before[0], cell.batch))
+        st.html(kernel_batches.changed(before[0], cell.batch))
     with st.expander("Environment of this batch"):
         st.html(facts.flat(cell.batch.environment))
 
@@ -57,7 +57,7 @@ def _failures(url: str, cells: Sequence[Cell], device: str) -> None:
     total = sum(cell.group.num_failed for cell in failing if cell.group is not None)
     words = "" if len(found) >= total else f" The first {len(found):,} of {total:,} are shown."
     page.section("What fails", f"Each row can be repeated by its command.{words}")
-    st.html(kernels.failures(found, queries.program(), device))
+    st.html(kernels.failures(found, connection.program(), device))
 
 
 def _chosen(tested: Sequence[Cell]) -> Cell:
@@ -78,7 +78,7 @@ def _chosen_facts(cell: Cell) -> None:
     assert group is not None, "a tested cell has a group"
     assert batch is not None, "and a batch"
     pairs: list[tuple[str, object]] = [
-        ("tested", batch.started_at.astimezone(clock.zone()).strftime("%-d %B %Y, %H:%M")),
+        ("tested", text.minute(batch.started_at, clock.zone())),
         ("passed", f"{group.num_passed:,} of {group.num_cases:,}"),
         ("fallbacks", f"{cell.remarks.num_fallbacks:,}"),
     ]
@@ -96,7 +96,10 @@ def _pictures(url: str, cell: Cell, own: Sequence[Cell], device: str) -> None:
     lines = [(each.backend, each.trend) for each in own if any(v is not None for v in each.trend)]
     if len(times) > 1 and lines:
         page.section("Error over batches", "A change of code or library shows as a step.")
-        _chart(share_trend(times, lines), "kernel-trend", f"{cell.operator}: error over batches")
+        picture.show(
+            share_trend(times, lines), "kernel-trend",
+            f"{cell.operator}: error over batches", f"{cell.operator}-errors",
+        )  # fmt: skip
     timed = dict.fromkeys(each.speed.batch.id for each in own if each.speed is not None)
     speeds = [s for batch in timed for s in kernel_queries.speeds(url, batch)]
     mine = [speed for speed in speeds if speed.operator == cell.operator]
@@ -105,10 +108,9 @@ def _pictures(url: str, cell: Cell, own: Sequence[Cell], device: str) -> None:
             "Speed by shape",
             "Interleaved with bfloat16 F.linear; medians of the rounds, bars are 95 % intervals.",
         )
-        _chart(speed_by_shape(mine), "kernel-speed", f"{cell.operator}: speed by shape")
+        picture.show(
+            speed_by_shape(mine), "kernel-speed",
+            f"{cell.operator}: speed by shape", f"{cell.operator}-speed",
+        )  # fmt: skip
         for said in dict.fromkeys(f"{s.backend}: {s.message}" for s in mine if s.message):
-            st.html(tag("p", said, class_="qw-note"))
-
-
-def _chart(figure: go.Figure, key: str, alt: str) -> None:
-    st.plotly_chart(figure, key=key, config={"displaylogo": False}, alt=alt)
+            page.note(said)

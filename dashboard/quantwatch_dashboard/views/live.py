@@ -5,8 +5,9 @@ from collections.abc import Iterable
 import streamlit as st
 
 from quantwatch.store.states import UnendedRun
-from quantwatch_dashboard import clock, queries
+from quantwatch_dashboard import clock
 from quantwatch_dashboard.components import live, trouble
+from quantwatch_dashboard.queries import overview
 from quantwatch_dashboard.queries.forgetting import forget_standings
 
 _EVERY_S = 3
@@ -14,13 +15,13 @@ _EVERY_S = 3
 
 def show(url: str, check: str | None = None) -> None:
     """Show the runs under way, of one check or of all. When one begins or ends, all is redrawn."""
-    _live(url, check, _ids(_shown(queries.running(url), check)))
+    _live(url, check, _ids(_shown(overview.running(url), check)))
 
 
 @st.fragment(run_every=_EVERY_S)
 @trouble.guarded
 def _live(url: str, check: str | None, known: frozenset[str]) -> None:
-    shown = _shown(queries.running(url), check)
+    shown = _shown(overview.running(url), check)
     if (now := _ids(shown)) != known:
         forget_standings(known, now)
         st.rerun()

@@ -1,16 +1,14 @@
-"""Operations: how large the database is and grows, and what GPUs did during runs."""
+"""Operations: how large the database is, and how fast it grows."""
 
 import streamlit as st
 
-from quantwatch_dashboard import clock, gpu_runs, queries, text
-from quantwatch_dashboard.components import facts, page, storage, trouble
-from quantwatch_dashboard.components import gpus as gpu_tables
-from quantwatch_dashboard.components.markup import tag
+from quantwatch_dashboard import clock, text
+from quantwatch_dashboard.components import facts, page, storage
+from quantwatch_dashboard.queries import connection
 from quantwatch_dashboard.queries import operations as operation_queries
 
 _SMALL_BYTES = 256 << 20
 """Up to this size a database is measured without asking: it takes less than a second."""
-_ATTEMPTS = 60
 
 
 def show(url: str) -> None:
@@ -18,12 +16,12 @@ def show(url: str) -> None:
     space = operation_queries.space(url)
     disk = "not told by the server"
     if space.disk is not None:
-        disk = f"{text.size(space.disk[0])} of {text.size(space.disk[1])} free"
+        disk = f"{text.size(space.disk.free)} of {text.size(space.disk.total)} free"
     page.section("Database", "Sizes count indexes; free pages are used again before it grows.")
     st.html(
         facts.facts(
             [
-                ("database", queries.shown_url(url)),
+                ("database", connection.shown_url(url)),
                 ("size", text.size(space.total_bytes)),
                 ("disk", disk),
                 ("schema", f"revision {space.revision}"),
@@ -38,15 +36,14 @@ def show(url: str) -> None:
 
 
 def _asked() -> bool:
-    st.html(tag("p", "Sizes by table are measured when you ask: all of it is read once.",
-                class_="qw-soft"))  # fmt: skip
+    page.say("Sizes by table are measured when you ask: all of it is read once.")
     if st.button("Measure the tables", key="measure"):
         st.session_state["measured"] = True
     return bool(st.session_state.get("measured"))
 
 
 def _sizes(found: operation_queries.Measured) -> None:
-    at, total = found.at.astimezone(clock.zone()), found.sizes.total_bytes
+    at, total = text.second(found.at, clock.zone()), found.sizes.total_bytes
     left, right = st.columns(2, gap="large")
     with left:
         page.section("Forecast", storage.forecast(found.sizes))
@@ -54,23 +51,5 @@ def _sizes(found: operation_queries.Measured) -> None:
         page.section("Retention", "How long things stay; baselines and open alerts always do.")
         st.html(storage.retention(found.retention, known=found.retention_known))
     with right:
-        page.section("Tables", f"Measured at {at:%H:%M:%S}, in {found.seconds:.1f} s.")
+        page.section("Tables", f"Measured at {at}, in {found.seconds:.1f} s.")
         st.html(storage.tables(found.sizes.tables, total))
-
-
-def gpus(url: str) -> None:
-    """Show what the GPUs did during the newest runs, or why nothing is known."""
-    uses = gpu_runs.run_uses(operation_queries.telemetry(url, _ATTEMPTS))
-    page.section(
-        "GPUs during runs",
-        f"Sampled once a second while a worker measures, kept with each attempt; the {_ATTEMPTS}"
-        " newest runs. Throttling slows a run down; it does not change what is measured.",
-    )
-    if not any(use.cards for use in uses):
-        reasons = list(dict.fromkeys(use.why for use in uses if use.why))
-        known = f"The newest runs say: {'; '.join(reasons[:3])}." if reasons else "No run was kept."
-        st.html(trouble.state("No GPU was seen during a run", known, "Runs on the CPU are fine."))
-        return
-    st.html(gpu_tables.cards(gpu_runs.cards(uses)))
-    page.section("By run", "The newest first. Process memory is the worker's own peak.")
-    st.html(gpu_tables.runs(uses, clock.now(), clock.zone()))

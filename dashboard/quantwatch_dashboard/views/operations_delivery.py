@@ -2,10 +2,11 @@
 
 import streamlit as st
 
-from quantwatch_dashboard import clock, delivery_words
-from quantwatch_dashboard.components import leftovers, page, service, upkeep
+from quantwatch_dashboard import clock, text
+from quantwatch_dashboard.components import answers, page, service
 from quantwatch_dashboard.components.alerts_endpoints import counts, endpoint_table
-from quantwatch_dashboard.components.markup import link, tag
+from quantwatch_dashboard.components.markup import join, link
+from quantwatch_dashboard.logic import delivery_words
 from quantwatch_dashboard.queries import alerts as alert_queries
 from quantwatch_dashboard.queries import operations as operation_queries
 from quantwatch_dashboard.views import acts
@@ -19,31 +20,24 @@ def show(url: str) -> None:
     if endpoints:
         st.html(endpoint_table(endpoints, now, zone))
     else:
-        st.html(upkeep.nothing("No endpoint was ever configured: nobody is told of an alert."))
+        page.say("No endpoint was ever configured: nobody is notified of an alert.")
     disabled = [one.name for one, _ in endpoints if delivery_words.can_be_enabled(one.state)]
-    leftovers.show("endpoints", [acts.enable_key(name) for name in disabled])
+    answers.show("endpoints", [acts.enable_key(name) for name in disabled])
     for name in disabled:
-        _enable(name)
+        with service.beside(service.row(name, "is disabled: nothing is sent to it")):
+            acts.enable(name)
     page.section("Outbox", _oldest(found))
     if found.deliveries:
         with st.columns([1, 1])[0]:
             st.html(counts(found.deliveries))
         log = link("the page Alerts", "alerts")
-        st.html(tag("p", "Each message, and dead letters to tell again: ", log, class_="qw-soft"))
+        page.say(join(["Each delivery, and dead letters to replay: ", log, "."]))
     else:
-        st.html(upkeep.nothing("It is empty: nothing was ever told."))
+        page.say("It is empty: nothing was ever sent.")
 
 
 def _oldest(found: operation_queries.Service) -> str:
     if found.oldest_delivery is None:
-        return "Nothing waits to be told."
-    at = found.oldest_delivery.astimezone(clock.zone())
-    return f"The oldest message that is still to be told is of {at:%Y-%m-%d %H:%M:%S %Z}."
-
-
-def _enable(name: str) -> None:
-    words, button = st.columns([7, 1.3], vertical_alignment="center")
-    with words:
-        st.html(service.row(name, "is disabled: nothing is sent to it"))
-    with button:
-        acts.enable(name)
+        return "No delivery is waiting."
+    at = text.instant(found.oldest_delivery, clock.zone())
+    return f"The oldest delivery that is open is of {at}."

@@ -2,8 +2,9 @@
 
 import streamlit as st
 
-from quantwatch_dashboard import clock, queries
-from quantwatch_dashboard.components import leftovers, page, service, trouble, upkeep
+from quantwatch_dashboard import clock, text
+from quantwatch_dashboard.components import answers, failed_tasks, page, service, trouble
+from quantwatch_dashboard.queries import connection, overview
 from quantwatch_dashboard.queries import operations as operation_queries
 from quantwatch_dashboard.views import acts
 
@@ -25,21 +26,20 @@ def show(url: str) -> None:
         said += f" The newest {len(failed)} of {total:,}."
     page.section("Failed tasks", said)
     if failed:
-        st.html(upkeep.failed(failed, clock.now(), clock.zone()))
+        st.html(failed_tasks.table_of(failed, clock.now(), clock.zone()))
     else:
-        st.html(upkeep.nothing("Nothing has failed, or all of it has succeeded since."))
+        page.say("Nothing has failed, or all of it has succeeded since.")
     page.section("Next runs", "Nominal times; the jitter of each check comes on top.")
     timetable = operation_queries.timetable(url)
     if timetable:
-        busy = {run.check for run in queries.running(url)}
+        busy = {run.check for run in overview.running(url)}
         shown = timetable[:_MOST_CHECKS]
         st.html(service.timetable(shown, busy, clock.now(), clock.zone()))
-        if len(timetable) > _MOST_CHECKS:
-            later = len(timetable) - _MOST_CHECKS
-            st.html(upkeep.nothing(f"and {later} later ones, each on the page of its check"))
+        if more := text.more(len(timetable), _MOST_CHECKS, "later ones, each on its check's page"):
+            page.say(more)
     else:
         words = "No check has a schedule: [checks.NAME.schedule] in quantwatch.toml gives it one."
-        st.html(upkeep.nothing(words))
+        page.say(words)
 
 
 @st.fragment(run_every=_EVERY_S)
@@ -47,13 +47,13 @@ def show(url: str) -> None:
 def _live(url: str) -> None:
     """Show the parts and the queue, and ask again every few seconds."""
     found = operation_queries.service(url)
-    at = clock.now().astimezone(clock.zone())
-    page.section("Parts of the service", f"As of {at:%H:%M:%S}; asked again every few seconds.")
+    at = text.second(clock.now(), clock.zone())
+    page.section("Parts of the service", f"As of {at}; asked again every few seconds.")
     if found.parts:
         st.html(service.parts(found.parts, found.leader.holder if found.leader else None))
     else:
         title = "No part of a service has been seen for a day"
-        st.html(trouble.state(title, _START, command=f"{queries.program()} start"))
+        st.html(trouble.state(title, _START, command=f"{connection.program()} start"))
     page.section("Queue", "Runs that wait for a worker or are under way, oldest first.")
     _queue(url)
     if found.slots:
@@ -61,23 +61,20 @@ def _live(url: str) -> None:
 
 
 def _queue(url: str) -> None:
-    runs, now = queries.running(url), clock.now()
-    leftovers.show("queue", [acts.cancel_key(run.run_id) for run in runs])
+    runs, now = overview.running(url), clock.now()
+    answers.show("queue", [acts.cancel_key(run.run_id) for run in runs])
     if not runs:
-        st.html(upkeep.nothing("Nothing waits and nothing is under way."))
+        page.say("Nothing waits and nothing is under way.")
     for run in runs[:_MOST_RUNS]:
-        words, button = st.columns([7, 1.3], vertical_alignment="center")
-        with words:
-            st.html(service.run_row(run, now))
-        with button:
+        with service.beside(service.run_row(run, now)):
             acts.cancel(run)
-    if len(runs) > _MOST_RUNS:
-        st.html(upkeep.nothing(f"and {len(runs) - _MOST_RUNS} more"))
+    if more := text.more(len(runs), _MOST_RUNS):
+        page.say(more)
 
 
 def _quarantine(url: str) -> None:
     found = operation_queries.service(url).quarantined
-    leftovers.show("quarantine", [acts.release_key(check) for check, _ in found])
+    answers.show("quarantine", [acts.release_key(check) for check, _ in found])
     if not found:
         return
     page.section(
@@ -86,9 +83,6 @@ def _quarantine(url: str) -> None:
         " lets them run again; what they did before no longer counts then.",
     )
     for check, since in found:
-        at = since.astimezone(clock.zone())
-        words, button = st.columns([7, 1.3], vertical_alignment="center")
-        with words:
-            st.html(service.row(check, f"in quarantine since {at:%Y-%m-%d %H:%M}"))
-        with button:
+        at = text.minute(since, clock.zone())
+        with service.beside(service.row(check, f"in quarantine since {at}")):
             acts.release(check)

@@ -1,4 +1,4 @@
-"""Operations: the configuration as it was applied, versions, and who changed what."""
+"""Operations: the configuration as it was applied, and versions."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -6,15 +6,15 @@ from importlib.metadata import PackageNotFoundError, version
 import streamlit as st
 
 from quantwatch.store.applied import ENDPOINT
-from quantwatch_dashboard import clock, queries, text
-from quantwatch_dashboard.components import facts, page, trouble, upkeep
-from quantwatch_dashboard.components.markup import link, tag
-from quantwatch_dashboard.components.picker import pick
+from quantwatch_dashboard import clock, text
+from quantwatch_dashboard.components import facts, page, trouble
+from quantwatch_dashboard.components.address import choose, every
+from quantwatch_dashboard.components.markup import link
+from quantwatch_dashboard.queries import connection
 from quantwatch_dashboard.queries import operations as operation_queries
+from quantwatch_dashboard.text import ANY
 
 _PACKAGES = ("quantwatch", "streamlit", "plotly", "sqlalchemy", "alembic", "pydantic", "numpy")
-_NONE, _ALL = "none", "everybody"
-_MOST_CHANGES = 200
 
 
 def show(url: str) -> None:
@@ -31,7 +31,7 @@ def show(url: str) -> None:
             trouble.state(
                 "Nothing was applied yet",
                 "A service applies its quantwatch.toml when it starts and when the file changes.",
-                command=f"{queries.program()} config plan\n{queries.program()} start",
+                command=f"{connection.program()} config plan\n{connection.program()} start",
             )
         )
     else:
@@ -46,56 +46,37 @@ def show(url: str) -> None:
 
 def _check(found: operation_queries.Applied) -> None:
     known = {each.check: each for each in found.checks}
-    chosen = pick("Check", "check", [_NONE, *known], _NONE)
-    if chosen == _NONE:
-        st.html(tag("p", f"{len(known)} checks are applied.", class_="qw-soft"))
+    chosen = choose("Check", "check", [ANY, *known], every("checks"), "stretch")
+    if chosen == ANY:
+        page.say(f"{len(known)} checks are applied.")
         return
     each = known[chosen]
-    applied = "–" if each.applied_at is None else text.instant(each.applied_at, clock.zone())
+    applied = text.NONE if each.applied_at is None else text.instant(each.applied_at, clock.zone())
     pairs = [
         ("check", link(each.check, "check", check=each.check)),
-        ("paths start at", each.folder or "–"),
+        ("paths start at", each.folder or text.NONE),
         ("applied", applied),
     ]
     st.html(facts.facts([*pairs, *facts.own_code(each.config)]))
-    st.html(upkeep.document(each.config))
+    st.html(facts.document(each.config))
 
 
 def _section(url: str, found: operation_queries.Applied) -> None:
     known = {_words(name): (document, at) for name, document, at in found.sections}
-    chosen = pick("Section or endpoint", "section", [_NONE, *known], _NONE)
+    chosen = choose("Section or endpoint", "section", [ANY, *known], every("sections"), "stretch")
     parts = operation_queries.service(url).parts
     files = {str(part.details["config"]) for part in parts if part.details.get("config")}
     pairs: list[tuple[str, object]] = [("file", path) for path in sorted(files)]
-    if chosen == _NONE:
+    if chosen == ANY:
         st.html(facts.facts(pairs or [("file", "no running service tells which file it reads")]))
         return
     document, applied_at = known[chosen]
     st.html(facts.facts([*pairs, ("applied", text.instant(applied_at, clock.zone()))]))
-    st.html(upkeep.document(document))
+    st.html(facts.document(document))
 
 
 def _words(name: str) -> str:
     return f"endpoint {name.removeprefix(ENDPOINT)}" if name.startswith(ENDPOINT) else name
-
-
-def audit(url: str) -> None:
-    """Show who changed what, of everything or of one thing."""
-    subject = st.query_params.get("subject")
-    page.section("Audit", f"Who changed what, newest first; the last {_MOST_CHANGES}.")
-    if subject:
-        every = link("show everything", "operations", part="Audit")
-        st.html(tag("p", "Only of ", tag("b", subject), " · ", every, class_="qw-wrap"))
-    found = operation_queries.changes(url, _MOST_CHANGES, subject)
-    if not found:
-        words = "What a person or the service changes is written down with who, when and what."
-        st.html(trouble.state("Nothing was changed yet", words))
-        return
-    with st.columns([1, 3])[0]:
-        actors = sorted({entry.actor for entry in found})
-        who = pick("Who", "who", [_ALL, *actors], _ALL)
-    shown = [entry for entry in found if who in (_ALL, entry.actor)]
-    st.html(upkeep.changes(shown, clock.now(), clock.zone()))
 
 
 def _version(package: str) -> tuple[str, str]:

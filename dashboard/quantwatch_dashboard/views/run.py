@@ -5,13 +5,14 @@ import streamlit as st
 from quantwatch.domain import CandidateResult, RunResult
 from quantwatch.metrics.registry import VERSION
 from quantwatch.store.records import RunSummary
-from quantwatch_dashboard import clock, queries, series
-from quantwatch_dashboard.components import facts, page, trouble
-from quantwatch_dashboard.components.alerts import alert_table
+from quantwatch_dashboard import clock, text
+from quantwatch_dashboard.components import facts, page, run_card, trouble
+from quantwatch_dashboard.components.address import pick
+from quantwatch_dashboard.components.breaches import alert_table
 from quantwatch_dashboard.components.candidates import side_by_side, tiles
-from quantwatch_dashboard.components.hero import hero
-from quantwatch_dashboard.components.markup import link, tag
-from quantwatch_dashboard.components.picker import pick
+from quantwatch_dashboard.components.markup import link
+from quantwatch_dashboard.logic import series
+from quantwatch_dashboard.queries import connection, overview, runs
 from quantwatch_dashboard.views import run_details, run_inside, run_layers, run_state
 
 
@@ -19,17 +20,17 @@ from quantwatch_dashboard.views import run_details, run_inside, run_layers, run_
 def show() -> None:
     """Show the run named in the address; without a name, that of the worst check."""
     page.begin()
-    url = queries.url()
+    url = connection.url()
     named = st.query_params.get("run") or _first(url)
     if named is None:
         page.head("Run")
         st.html(trouble.empty())
         return
-    result = queries.result(url, queries.resolve(url, named))
+    result = runs.result(url, runs.resolve(url, named))
     lead = series.leading(result)
     _head(url, result)
     if result.status.is_ended:
-        st.html(hero(result, clock.now(), clock.zone()))
+        st.html(run_card.card(result, clock.now(), clock.zone()))
     if result.candidates and result.metrics_version != VERSION:
         st.html(facts.other_metrics(result.metrics_version, VERSION))
     run_state.show(url, result)
@@ -43,22 +44,22 @@ def show() -> None:
 
 
 def _first(url: str) -> str | None:
-    for check in queries.checks(url):
+    for check in overview.checks(url):
         if (run := check.decided or check.newest) is not None:
             return run.run_id
-    return next((run.run_id for run in queries.recent_runs(url)), None)
+    return next((run.run_id for run in runs.recent_runs(url)), None)
 
 
 def _head(url: str, result: RunResult) -> None:
     """Show which check this is and let the reader go to its other runs."""
     left, right = st.columns([3, 2], vertical_alignment="bottom")
-    recent = {run.run_id: run for run in queries.recent_runs(url, result.check, 50)}
+    recent = {run.run_id: run for run in runs.recent_runs(url, result.check, 50)}
     names = list(recent) if result.run_id in recent else [result.run_id, *recent]
     with left:
         page.head(
             result.check,
             "run of ",
-            result.started_at.astimezone(clock.zone()).strftime("%-d %B %Y, %H:%M"),
+            text.minute(result.started_at, clock.zone()),
             *(_compare(result) if result.verdict is not None else ()),
         )
     with right:
@@ -76,7 +77,7 @@ def _run_name(recent: dict[str, RunSummary], run_id: str) -> str:
     if run is None:
         return run_id
     outcome = run.verdict.value if run.verdict is not None else run.status.value
-    return f"{run.started_at.astimezone(clock.zone()):%Y-%m-%d %H:%M} · {outcome} · …{run_id[-6:]}"
+    return text.run_line(text.minute(run.started_at, clock.zone()), outcome, run_id)
 
 
 def _figures(result: RunResult, lead: CandidateResult) -> None:
@@ -94,4 +95,4 @@ def _alerts(result: RunResult) -> None:
     if result.alerts:
         st.html(alert_table(result))
     else:
-        st.html(tag("p", "No rule is breached.", class_="qw-soft"))
+        page.say("No rule is breached.")

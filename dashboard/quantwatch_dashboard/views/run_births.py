@@ -2,12 +2,12 @@
 
 import streamlit as st
 
-from quantwatch_dashboard import queries, series
 from quantwatch_dashboard.charts.births import MAX_POINTS, birth_map
-from quantwatch_dashboard.components import births, clicks, page
-from quantwatch_dashboard.components.markup import tag
-from quantwatch_dashboard.focus import Focus
-from quantwatch_dashboard.nonfinite import Birth, by_prompt
+from quantwatch_dashboard.components import births, page, picture
+from quantwatch_dashboard.logic import series
+from quantwatch_dashboard.logic.focus import Focus
+from quantwatch_dashboard.logic.nonfinite import Birth, by_prompt
+from quantwatch_dashboard.queries import tokens as token_queries
 
 
 def show(focus: Focus) -> None:
@@ -23,10 +23,9 @@ def show(focus: Focus) -> None:
     )
     st.html(births.candidates(result, counted))
     key = (focus.url, result.run_id, focus.candidate.name, result.suite_hash)
-    found = queries.births(*key) if counted.get(focus.candidate.name) else ()
+    found = token_queries.births(*key) if counted.get(focus.candidate.name) else ()
     if not found:
-        st.html(tag("p", f"{focus.candidate.name} is finite wherever its tokens are kept.",
-                    class_="qw-soft"))  # fmt: skip
+        page.say(f"{focus.candidate.name} is finite wherever its tokens are kept.")
         return
     left, right = st.columns([3, 2], gap="medium")
     with left:
@@ -39,13 +38,13 @@ def _map(focus: Focus, here: list[Birth]) -> None:
     """Show one prompt's births token by token."""
     if not here:
         words = f"Prompt {focus.prompt} is finite; choose one from the table."
-        st.html(tag("p", words, class_="qw-soft"))
+        page.say(words)
         return
-    prompts = queries.prompts(focus.url, focus.result.suite_hash)
+    prompts = token_queries.prompts(focus.url, focus.result.suite_hash)
     tokens = next(p.num_tokens for p in prompts if p.index == focus.prompt)
     figure = birth_map(here, series.scopes(focus.candidate), tokens)
     alt = "First place that is not finite, by token"
-    clicks.chart(figure, "births", alt, f"{focus.file_name}-births")
+    picture.choose(figure, "births", alt, f"{focus.file_name}-births")
     if len(here) > MAX_POINTS:
         words = f"The earliest {MAX_POINTS:,} of {len(here):,} tokens."
-        st.html(tag("p", words, class_="qw-soft qw-small"))
+        page.hint(words)

@@ -16,11 +16,10 @@ def show(result: RunResult) -> None:
         "The command measures the same again; the digests say what would have to be the same.",
     )
     line = repeat_command(result)
-    st.html(
-        facts.command(line)
-        if line
-        else tag("p", "This run was not started from a command line.", class_="qw-soft")
-    )
+    if line:
+        st.html(facts.command(line))
+    else:
+        page.say("This run was not started from a command line.")
     if result.candidates:
         run_downloads.whole(result)
     with st.expander("Identity: suite, capture, digests"):

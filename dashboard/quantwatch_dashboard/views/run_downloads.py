@@ -1,4 +1,4 @@
-"""What can be taken along: tables and matrices as CSV, the report as HTML, pictures as PNG."""
+"""What can be downloaded: tables and matrices as CSV, the report as HTML, pictures as PNG."""
 
 from collections.abc import Callable
 
@@ -6,9 +6,11 @@ import streamlit as st
 
 from quantwatch.domain import RunResult
 from quantwatch.report import html
-from quantwatch_dashboard import access, exports, queries
+from quantwatch_dashboard import access
 from quantwatch_dashboard.components import page
-from quantwatch_dashboard.focus import Focus
+from quantwatch_dashboard.logic import exports
+from quantwatch_dashboard.logic.focus import Focus
+from quantwatch_dashboard.queries import tokens
 
 
 def csv(label: str, made: Callable[[], bytes], name: str) -> None:
@@ -24,15 +26,15 @@ def matrices(focus: Focus) -> None:
     suite = focus.result.suite_hash
 
     def one() -> bytes:
-        grid = queries.grid(focus.url, focus.key, suite)
+        grid = tokens.grid(focus.url, focus.key, suite)
         return exports.matrix_csv(grid) if grid is not None else b""
 
     def every() -> bytes:
-        grid = queries.measured_tokens(focus.url, *focus.key[:3], suite)
+        grid = tokens.measured_tokens(focus.url, *focus.key[:3], suite)
         return exports.matrix_csv(grid) if grid is not None else b""
 
     page.section(
-        "Take it along",
+        "Download",
         "Every digit as it was stored; one row per token, one column per place. Pictures have a"
         " button of their own, at their top right, that saves them as PNG.",
     )

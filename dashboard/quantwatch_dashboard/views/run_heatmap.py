@@ -5,15 +5,14 @@ from dataclasses import replace
 import plotly.graph_objects as go
 import streamlit as st
 
-from quantwatch_dashboard import queries, series
-from quantwatch_dashboard.charts import difference
-from quantwatch_dashboard.charts.grid import TokenGrid
 from quantwatch_dashboard.charts.heatmap import Chosen, Look, heatmap
-from quantwatch_dashboard.charts.rows import has_parts, whole_layers, with_parts
-from quantwatch_dashboard.components import clicks, heatmap_words, window
-from quantwatch_dashboard.components.markup import tag
-from quantwatch_dashboard.components.picker import flag, pick
-from quantwatch_dashboard.focus import HEADROOM, Focus
+from quantwatch_dashboard.components import heatmap_words, page, picture, window
+from quantwatch_dashboard.components.address import flag, pick
+from quantwatch_dashboard.logic import difference, series
+from quantwatch_dashboard.logic.focus import HEADROOM, Focus
+from quantwatch_dashboard.logic.grid import TokenGrid
+from quantwatch_dashboard.logic.rows import has_parts, whole_layers, with_parts
+from quantwatch_dashboard.queries import tokens
 
 _COLOR_BAR = 96
 """Width of the color bar that the picture below has, so that both are as wide."""
@@ -28,9 +27,9 @@ _TOKENS = {
 
 def show(focus: Focus) -> None:
     """Show one metric of one candidate; sampled metrics over all prompts unless one is wanted."""
-    grid = queries.grid(focus.url, focus.key, focus.result.suite_hash)
+    grid = tokens.grid(focus.url, focus.key, focus.result.suite_hash)
     if grid is None:
-        st.html(tag("p", "This metric is not stored for this prompt.", class_="qw-soft"))
+        page.say("This metric is not stored for this prompt.")
         return
     one, two, three = st.columns([2, 2, 3], vertical_alignment="center")
     with one:
@@ -61,13 +60,13 @@ def _tokens(focus: Focus, grid: TokenGrid, wanted: str) -> TokenGrid:
     """Return the tokens that are wanted; held against the baseline's, if that is asked for."""
     key, suite = focus.key, focus.result.suite_hash
     if wanted == "all":
-        grid = queries.measured_tokens(focus.url, *key[:3], suite) or grid
+        grid = tokens.measured_tokens(focus.url, *key[:3], suite) or grid
     if focus.before is None:
         return grid
     old = focus.before.run_id, *key[1:]
-    before = queries.grid(focus.url, old, suite)
+    before = tokens.grid(focus.url, old, suite)
     if wanted == "all":
-        before = queries.measured_tokens(focus.url, *old[:3], suite)
+        before = tokens.measured_tokens(focus.url, *old[:3], suite)
     if before is None:
         return grid.between(-1, -1)
     return (difference.loss if focus.metric == HEADROOM else difference.ratio)(grid, before)
@@ -79,31 +78,31 @@ def _overview(focus: Focus, grid: TokenGrid, look: Look, part: tuple[int, int]) 
         f"All {len(grid.places):,} tokens, pooled so that the worst stays. The blue frame is the"
         " stretch below; a click chooses a token and moves it there."
     )
-    st.html(tag("p", words, class_="qw-soft qw-small"))
+    page.hint(words)
     coarse = replace(look, max_cells=_OVERVIEW_CELLS)
-    figure = heatmap(grid, look=coarse, chosen=Chosen(stretch=part))
+    figure = heatmap(grid, coarse, chosen=Chosen(stretch=part))
     figure.update_layout(height=240, margin_r=_COLOR_BAR)
     # One range of colors for both pictures needs one color bar.
     figure.update_traces(showscale=look.fixed is None, selector={"type": "heatmap"})
     figure.update_xaxes(showticklabels=False)
     alt = f"{look.title}, the whole prompt"
-    clicks.chart(figure, "overview", alt, f"{focus.file_name}-prompt{focus.prompt}-overview")
+    picture.choose(figure, "overview", alt, f"{focus.file_name}-prompt{focus.prompt}-overview")
 
 
 def _draw(focus: Focus, grid: TokenGrid, look: Look, key: str) -> None:
     if not grid.values.size or grid.missing.all():
-        st.html(tag("p", "Nothing of this metric was measured here.", class_="qw-soft"))
+        page.say("Nothing of this metric was measured here.")
         return
-    figure = picture(focus, grid, look)
-    clicks.chart(figure, key, f"{look.title} by layer and token", f"{focus.file_name}-{key}")
+    figure = drawn(focus, grid, look)
+    picture.choose(figure, key, f"{look.title} by layer and token", f"{focus.file_name}-{key}")
     st.html(heatmap_words.caption(grid, focus.metric, look.kind))
 
 
-def picture(focus: Focus, grid: TokenGrid, look: Look) -> go.Figure:
+def drawn(focus: Focus, grid: TokenGrid, look: Look) -> go.Figure:
     """Return a grid with the place that broke and what the reader chose."""
     marked = series.outlier(focus.result, focus.candidate)
     chosen = Chosen(focus.layer, focus.token)
-    return heatmap(grid, marked=marked, look=look, chosen=chosen)
+    return heatmap(grid, look, marked=marked, chosen=chosen)
 
 
 def _this_token(focus: Focus, grid: TokenGrid) -> None:
@@ -113,4 +112,4 @@ def _this_token(focus: Focus, grid: TokenGrid) -> None:
         return
     figure = heatmap_words.profile(focus, whole_layers(grid))
     with st.expander(f"Token {focus.position} through the layers, all candidates", expanded=False):
-        clicks.chart(figure, "profile", "The chosen token by layer", f"{focus.file_name}-token")
+        picture.choose(figure, "profile", "The chosen token by layer", f"{focus.file_name}-token")

@@ -3,16 +3,21 @@
 import streamlit as st
 
 from quantwatch.domain import CandidateResult, RunResult
-from quantwatch.metrics.registry import METRICS
 from quantwatch.store.records import StoredPrompt
-from quantwatch_dashboard import queries, series, text
+from quantwatch_dashboard import text
 from quantwatch_dashboard.components import page, trouble, window
-from quantwatch_dashboard.components.markup import tag
-from quantwatch_dashboard.components.picker import pick
-from quantwatch_dashboard.focus import MATRICES, Focus
+from quantwatch_dashboard.components.address import choose, every, given, pick
+from quantwatch_dashboard.logic import naming, series
+from quantwatch_dashboard.logic.focus import MATRICES, Focus
+from quantwatch_dashboard.queries import runs, tokens
+from quantwatch_dashboard.text import ANY
 from quantwatch_dashboard.views import run_births, run_heatmap, run_tokens, run_topk
 
-_ALONE, _BEFORE, _ANY = "alone", "baseline", "none"
+_ALONE, _BEFORE = "alone", "baseline"
+_NOT_KEPT = (
+    "No token matrices are stored for this candidate: they were dropped by retention, or never "
+    "measured."
+)
 _DRAWN = "layer-drawn"
 """The chosen layer as the charts above show it: they are drawn anew when it changes here."""
 
@@ -40,19 +45,18 @@ def show(url: str, result: RunResult, lead: CandidateResult) -> None:
     with one:
         name = pick("Candidate", "candidate", names, lead.name)
     candidate = next(c for c in result.candidates if c.name == name)
-    kinds = queries.block_kinds(url, result.run_id, name)
-    prompts = queries.prompts(url, result.suite_hash)
+    kinds = tokens.block_kinds(url, result.run_id, name)
+    prompts = tokens.prompts(url, result.suite_hash)
     stored = {str(p.index): p for p in prompts if ("per_token", "logit_kl", p.index) in kinds}
     metrics = [m for m in MATRICES if any(kind[:2] == ("per_token", m) for kind in kinds)]
     if not stored or not metrics:
-        st.html(tag("p", "No token matrices are stored for this candidate: they were dropped by "
-                         "retention, or never measured.", class_="qw-soft"))  # fmt: skip
+        page.say(_NOT_KEPT)
         return
     default = series.default_prompt(result, candidate, list(stored))
     with two:
         prompt = pick("Prompt", "prompt", list(stored), default, lambda p: describe(stored[p]))
     with three:
-        metric = pick("Metric", "metric", metrics, metrics[0], lambda slug: METRICS[slug].title)
+        metric = pick("Metric", "metric", metrics, metrics[0], naming.title)
     with four:
         before = _before(url, result, name, metric)
     layer, position = _place(url, result, candidate, stored[prompt])
@@ -68,7 +72,7 @@ def _place(
 ) -> tuple[str | None, int]:
     """Let the reader choose a layer and a token."""
     key = (result.run_id, candidate.name, "logit_kl", prompt.index)
-    grid = queries.grid(url, key, result.suite_hash)
+    grid = tokens.grid(url, key, result.suite_hash)
     assert grid is not None, "prompts without output KL are not offered"
     worst = grid.worst_cell()
     default = grid.places[worst[1] if worst else 0].position
@@ -78,8 +82,8 @@ def _place(
         position = window.position(*ends, default, prompt.index)
     with two:
         taps = series.taps(result)
-        chosen = pick("Layer", "layer", [_ANY, *taps], _ANY, lambda s: "any" if s == _ANY else s)
-    layer = None if chosen == _ANY else chosen
+        chosen = choose("Layer", "layer", [ANY, *taps], every("layers"), "stretch")
+    layer = given(chosen)
     if layer != st.session_state.get(_DRAWN):
         st.rerun()
     return layer, position
@@ -87,15 +91,15 @@ def _place(
 
 def _before(url: str, result: RunResult, candidate: str, metric: str) -> RunResult | None:
     """Let the reader hold the run against its baseline, when that has this matrix, too."""
-    found = None if result.baseline_mismatch else queries.baseline(url, result.baseline_run_id)
+    found = None if result.baseline_mismatch else runs.baseline(url, result.baseline_run_id)
     fits = found is not None and found.suite_hash == result.suite_hash
     if found is None or not fits:
         why = "not comparable" if result.baseline_mismatch or found else "no baseline here"
         pick("Compared with", "against", [_ALONE], _ALONE, lambda _: f"nothing ({why})")
         return None
-    kinds = queries.block_kinds(url, found.run_id, candidate)
+    kinds = tokens.block_kinds(url, found.run_id, candidate)
     kept = any(kind[:2] == ("per_token", metric) for kind in kinds)
-    words = {_ALONE: "nothing", _BEFORE: f"baseline …{found.run_id[-6:]}"}
+    words = {_ALONE: "nothing", _BEFORE: f"baseline {text.short_id(found.run_id)}"}
     options = [_ALONE, _BEFORE] if kept else [_ALONE]
     chosen = pick("Compared with", "against", options, _ALONE, words.__getitem__)
     return found if chosen == _BEFORE else None

@@ -3,14 +3,15 @@
 import streamlit as st
 
 from quantwatch.domain import CandidateResult, RunResult
-from quantwatch_dashboard import series
 from quantwatch_dashboard.charts.blame import blame_chart
 from quantwatch_dashboard.charts.layers import layer_chart
-from quantwatch_dashboard.components import clicks, page
+from quantwatch_dashboard.components import page, picture
+from quantwatch_dashboard.components.address import pick
 from quantwatch_dashboard.components.blame import blame_table
 from quantwatch_dashboard.components.explain import term
 from quantwatch_dashboard.components.markup import join
-from quantwatch_dashboard.components.picker import pick
+from quantwatch_dashboard.logic import naming, series
+from quantwatch_dashboard.logic.lines import Guides
 
 
 def show(result: RunResult, lead: CandidateResult, chosen: str | None) -> None:
@@ -31,17 +32,15 @@ def _lens(result: RunResult, lead: CandidateResult, chosen: str | None) -> None:
     )  # fmt: skip
     statistic = pick("Statistic", "statistic", ("mean", "p50", "p90", "p99", "max"), "mean")
     places = series.layers(result)
-    at = series.outlier(result, lead)
     figure = layer_chart(
         series.lens_lines(result, lead.name, statistic),
         places,
-        unit=f"per-layer KL in nats, {statistic}",
+        unit=naming.axis("lens_kl", statistic),
         threshold=series.lens_threshold(result) if statistic == "mean" else None,
-        guide=places.index(at) if at in places else None,
-        chosen=chosen,
+        guides=Guides(series.outlier(result, lead), chosen),
     )
     name = f"{result.run_id}-per-layer-kl-{statistic}"
-    clicks.chart(figure, "lens", "Per-layer KL of all candidates", name)
+    picture.choose(figure, "lens", "Per-layer KL of all candidates", name)
 
 
 def _isolated(result: RunResult, lead: CandidateResult, chosen: str | None) -> None:
@@ -56,9 +55,10 @@ def _isolated(result: RunResult, lead: CandidateResult, chosen: str | None) -> N
     lines = series.isolated_lines(result, lead.name, part)
     places = series.isolated_places(result, part)
     shown = next((place for place in places if series.place_key(place) == chosen), None)
-    figure = layer_chart(lines, places, unit="isolated error, mean", chosen=shown)
+    unit = naming.axis("isolated_error", "mean")
+    figure = layer_chart(lines, places, unit=unit, guides=Guides(None, shown))
     name = f"{result.run_id}-isolated-error-{part.replace(' ', '-')}"
-    clicks.chart(figure, "isolated", "Isolated error of all candidates by layer", name)
+    picture.choose(figure, "isolated", "Isolated error of all candidates by layer", name)
 
 
 def _blame(result: RunResult, lead: CandidateResult, chosen: str | None) -> None:
@@ -81,6 +81,6 @@ def _blame(result: RunResult, lead: CandidateResult, chosen: str | None) -> None
     with left:
         figure = blame_chart(found, chosen)
         name = f"{result.run_id}-propagated-against-isolated"
-        clicks.chart(figure, "blame", "Relative error against isolated error, by place", name)
+        picture.choose(figure, "blame", "Relative error against isolated error, by place", name)
     with right:
         st.html(blame_table(next((one for one in found if one.strong), found[0]), result.run_id))

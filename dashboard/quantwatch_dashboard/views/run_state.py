@@ -3,8 +3,9 @@
 import streamlit as st
 
 from quantwatch.domain import RunResult
-from quantwatch_dashboard import clock, queries
-from quantwatch_dashboard.components import attempts, page, trouble
+from quantwatch_dashboard import clock
+from quantwatch_dashboard.components import page, run_attempts, trouble
+from quantwatch_dashboard.queries import runs
 from quantwatch_dashboard.queries.forgetting import forget
 
 _EVERY_S = 3
@@ -14,23 +15,23 @@ def show(url: str, result: RunResult) -> None:
     """Show what is known of a run without results; nothing of one that has some."""
     if not result.status.is_ended:
         _live(url, result)
-    tries = queries.attempts(url, result.run_id)
+    tries = runs.attempts(url, result.run_id)
     if tries and (result.verdict is None or len(tries) > 1):
         page.section(
             "Attempts",
             "Each try of a worker. What one ended with is the monitor's own trouble: it says"
             " nothing about a model.",
         )
-        st.html(attempts.table_of(tries, clock.now(), clock.zone()))
+        st.html(run_attempts.table_of(tries, clock.now(), clock.zone()))
 
 
 @st.fragment(run_every=_EVERY_S)
 @trouble.guarded
 def _live(url: str, result: RunResult) -> None:
     """Ask every few seconds how far the run is; once it has ended the whole page is drawn anew."""
-    found = queries.progress(url, result.check, result.run_id)
+    found = runs.progress(url, result.check, result.run_id)
     if found is None:
         forget()
         st.rerun()
     else:
-        st.html(attempts.card(found, clock.now(), clock.zone()))
+        st.html(run_attempts.card(found, clock.now(), clock.zone()))

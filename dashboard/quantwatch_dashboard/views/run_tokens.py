@@ -3,20 +3,20 @@
 import numpy as np
 import streamlit as st
 
-from quantwatch_dashboard import exports, queries, series
 from quantwatch_dashboard.components import page
+from quantwatch_dashboard.components.address import pick
 from quantwatch_dashboard.components.layers import COLUMNS, layer_table, worst_first
-from quantwatch_dashboard.components.markup import tag
-from quantwatch_dashboard.components.picker import pick
 from quantwatch_dashboard.components.tokens import (
     prompt_text,
     top_caption,
     top_tables,
     worst_table,
 )
-from quantwatch_dashboard.focus import Focus
-from quantwatch_dashboard.layer_rows import layer_rows
-from quantwatch_dashboard.toplogits import top_rows
+from quantwatch_dashboard.logic import exports, series
+from quantwatch_dashboard.logic.focus import Focus
+from quantwatch_dashboard.logic.layer_rows import layer_rows
+from quantwatch_dashboard.logic.toplogits import top_rows
+from quantwatch_dashboard.queries import tokens
 from quantwatch_dashboard.views import run_downloads
 
 
@@ -28,7 +28,7 @@ def show(focus: Focus) -> None:
         " Beside it what both models would say after the chosen token.",
     )
     key = (focus.result.run_id, focus.candidate.name, "logit_kl", focus.prompt)
-    grid = queries.grid(focus.url, key, focus.result.suite_hash)
+    grid = tokens.grid(focus.url, key, focus.result.suite_hash)
     assert grid is not None, "prompts without output KL are not offered"
     at = grid.column(focus.token) or 0
     left, right = st.columns([4, 7], gap="medium")
@@ -48,13 +48,13 @@ def show(focus: Focus) -> None:
 def _top(focus: Focus) -> None:
     result = focus.result
     key = (result.run_id, focus.candidate.name, focus.prompt, result.suite_hash)
-    found = queries.top_logits(focus.url, *key)
+    found = tokens.top_logits(focus.url, *key)
     first, values = found if found is not None else (0, np.zeros((5, 0, 0)))
     at = focus.position - first
     if not 0 <= at < values.shape[1]:
-        st.html(tag("p", "The top logits of this token are not stored.", class_="qw-soft"))
+        page.say("The top logits of this token are not stored.")
         return
-    words = queries.token_texts(focus.url, result)
+    words = tokens.token_texts(focus.url, result)
     st.html(top_tables(values[:, at], words))
     rows = top_rows(values[:, at])
     name = f"{result.run_id}-{focus.candidate.name}-prompt{focus.prompt}-token{focus.position}"
@@ -77,7 +77,7 @@ def _layers(focus: Focus) -> None:
 def _worst(focus: Focus) -> None:
     page.section("Worst tokens", "Largest output KL of all prompts. A click opens the token.")
     result, name = focus.result, focus.candidate.name
-    found = queries.worst_tokens(focus.url, result.run_id, name, result.suite_hash)
+    found = tokens.worst_tokens(focus.url, result.run_id, name, result.suite_hash)
     st.html(worst_table(found, result.run_id, name))
     if found:
         file = f"{result.run_id}-{name}-worst-tokens.csv"

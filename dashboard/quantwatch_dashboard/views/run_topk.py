@@ -2,15 +2,14 @@
 
 import streamlit as st
 
-from quantwatch.metrics.registry import METRICS
-from quantwatch_dashboard import queries
 from quantwatch_dashboard.charts.heatmap import Look
-from quantwatch_dashboard.charts.rows import whole_layers
-from quantwatch_dashboard.components import clicks, heatmap_words, page
-from quantwatch_dashboard.components.markup import tag
-from quantwatch_dashboard.components.picker import flag, pick
-from quantwatch_dashboard.focus import RANGES, TOPK, Focus
-from quantwatch_dashboard.views.run_heatmap import picture
+from quantwatch_dashboard.components import heatmap_words, page, picture
+from quantwatch_dashboard.components.address import flag, pick
+from quantwatch_dashboard.logic import naming
+from quantwatch_dashboard.logic.focus import RANGES, TOPK, Focus
+from quantwatch_dashboard.logic.rows import whole_layers
+from quantwatch_dashboard.queries import tokens
+from quantwatch_dashboard.views.run_heatmap import drawn
 
 _NORMALISED = (1e-2, 1.0)
 
@@ -27,20 +26,20 @@ def show(focus: Focus, metrics: list[str]) -> None:
     )
     left, middle, _ = st.columns([2, 3, 4], vertical_alignment="bottom")
     with left:
-        k = pick("Top k", "k", kept, kept[0], lambda slug: METRICS[slug].title)
+        k = pick("Top k", "k", kept, kept[0], naming.title)
     with middle:
         normalised = flag("Normalised: ÷ the layer's largest", "normalised")
     key = (focus.result.run_id, focus.candidate.name, k)
-    found = queries.measured_tokens(focus.url, *key, focus.result.suite_hash)
+    found = tokens.measured_tokens(focus.url, *key, focus.result.suite_hash)
     grid = None if found is None else whole_layers(found).measured_only()
     if grid is None or not grid.values.size:
-        st.html(tag("p", "Nothing of this metric was measured here.", class_="qw-soft"))
+        page.say("Nothing of this metric was measured here.")
         return
     if normalised:
         look = Look("÷ the layer's largest", "log", _NORMALISED)
-        figure = picture(focus, grid.normalised(), look)
+        figure = drawn(focus, grid.normalised(), look)
     else:
-        figure = picture(focus, grid, Look(f"{METRICS[k].title}, logits", "log", RANGES[k]))
+        figure = drawn(focus, grid, Look(f"{naming.title(k)}, logits", "log", RANGES[k]))
     name = f"{focus.result.run_id}-{focus.candidate.name}-{k}"
-    clicks.chart(figure, "topk", f"{METRICS[k].title} by layer and token", name)
+    picture.choose(figure, "topk", f"{naming.title(k)} by layer and token", name)
     st.html(heatmap_words.caption(grid, k, "log"))

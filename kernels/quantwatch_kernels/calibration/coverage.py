@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from quantwatch_kernels.calibration.pool import check_count, check_pool, device_of
-from quantwatch_kernels.quantize.walk import find_decoder_layers
+from quantwatch_kernels.quantize.decoder_layers import find_decoder_layers
 
 __all__ = [
     "absmax_features",

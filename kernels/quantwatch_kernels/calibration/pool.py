@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from quantwatch_kernels.quantize.walk import check_inputs
+from quantwatch_kernels.quantize.decoder_layers import check_inputs
 
 __all__ = ["check_count", "check_pool", "device_of", "draw"]
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from quantwatch_kernels.quantize.affine import QuantizedWeight, within_range
 from quantwatch_kernels.quantize.calibrate import quantize_layers
+from quantwatch_kernels.quantize.input_stats import InputStats
 from quantwatch_kernels.quantize.int4_linear import INT4_LINEAR, int4_aten_why_not
 from quantwatch_kernels.quantize.int8_linear import INT8_LINEAR, int8_aten_why_not
 from quantwatch_kernels.quantize.integer_layers import IntegerLayer, integer_layer
@@ -61,10 +62,13 @@ def quantize_(
     execution: Execution = "dequantized",
     scopes: Mapping[str, str] | None = None,
     calibration: Sequence[Tensor] | None = None,
+    head: InputStats | None = None,
 ) -> QuantReport:
     """Quantize the linear layers of `model` in place; `scopes` maps module paths to their names.
 
-    `calibration` are token ids [B, T] without padding, for recipes that need activations.
+    `calibration` are token ids [B, T] without padding, for recipes that need activations; `head`
+    are `head_inputs` of this model on them, if the caller has them from another recipe; not used
+    where the recipe rotates or smooths the model first.
 
     `dequantized` writes the quantized values into the weights, so that the model stays what it was;
     `aten` and `reference` replace each layer by a packed one. A layer that the native kernel can't
@@ -76,9 +80,9 @@ def quantize_(
     selection = _selection(model, recipe, names, execution, calibration)
     notes = before_weights(model, recipe, calibration, names)
     size, num_weights = model_size(model)
-    fallbacks = []
-    converted = []
-    for layer, quantized, found in quantize_layers(model, selection.layers, calibration):
+    known = None if recipe.changes_model else head
+    fallbacks, converted = [], []
+    for layer, quantized, found in quantize_layers(model, selection.layers, calibration, known):
         weight = layer.weight
         size += quantized.num_bytes - weight.numel() * weight.element_size()
         notes += [(layer.name, note) for note in found]

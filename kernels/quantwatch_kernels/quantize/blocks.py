@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from quantwatch_kernels.quantize.decoder_layers import find_decoder_layers
 from quantwatch_kernels.quantize.routers import ROUTING_NAMES, routing_paths
 from quantwatch_kernels.quantize.stacks import stored_in_out
-from quantwatch_kernels.quantize.walk import find_decoder_layers
 
 __all__ = [
     "Block",

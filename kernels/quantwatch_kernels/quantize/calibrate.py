@@ -11,23 +11,25 @@ Values are written into the model as they are found. Nothing is random but stoch
 which is seeded by the layer's path: the same model, recipe and inputs give the same bits.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from quantwatch_kernels.quantize.affine import QuantizedWeight, within_range
 from quantwatch_kernels.quantize.awq import scale_layer
+from quantwatch_kernels.quantize.decoder_layers import check_inputs
 from quantwatch_kernels.quantize.experts import collect_expert_stats
 from quantwatch_kernels.quantize.input_stats import InputStats, collect
 from quantwatch_kernels.quantize.interpose import has_input_transform
+from quantwatch_kernels.quantize.remember import remembering
 from quantwatch_kernels.quantize.selection import Layer
-from quantwatch_kernels.quantize.walk import LayerWalk, check_inputs
+from quantwatch_kernels.quantize.walk import LayerWalk
 from quantwatch_kernels.quantize.weights import quantize_layer
 
-__all__ = ["Converted", "quantize_layers"]
+__all__ = ["Converted", "head_inputs", "quantize_layers"]
 
 
 class Converted(NamedTuple):
@@ -39,10 +41,14 @@ class Converted(NamedTuple):
 
 
 def quantize_layers(
-    model: nn.Module, layers: Sequence[Layer], inputs: Sequence[Tensor] | None
+    model: nn.Module,
+    layers: Sequence[Layer],
+    inputs: Sequence[Tensor] | None,
+    head: InputStats | None = None,
 ) -> Iterator[Converted]:
     """Quantize `layers`, on token ids [B, T] where a spec needs calibration.
 
+    `head` are `head_inputs` of the model as it is now, if they are known: a forward pass less.
     Raises ValueError if it does and there are none, for weights or activations that aren't finite,
     and for a model that can't be walked.
     """
@@ -61,7 +67,10 @@ def quantize_layers(
     check_inputs(model, inputs)
     embeddings = [layer for layer in layers if isinstance(layer.module, nn.Embedding)]
     for layer in embeddings:
-        yield _convert(layer, _head_stats(model, layer, inputs) if layer.spec.calibrated else None)
+        if layer.spec.calibrated:
+            _require_tied_head(model, layer)
+            head = head or head_inputs(model, inputs)
+        yield _convert(layer, head if layer.spec.calibrated else None)
     rest = [layer for layer in layers if layer not in embeddings]
     inside: set[str] = set()
     for converted in _quantize_decoder(model, rest, inputs):
@@ -69,7 +78,8 @@ def quantize_layers(
         yield converted
     for layer in rest:
         if layer.path not in inside:
-            stats = _model_stats(model, layer, inputs) if layer.spec.calibrated else None
+            named = (layer.name, layer.module, layer.weight.shape[1])
+            stats = _model_stats(model, named, inputs) if layer.spec.calibrated else None
             yield _convert(layer, stats)
 
 
@@ -92,15 +102,30 @@ def _quantize_decoder(
         stacked = [layer for layer in mine if layer.expert is not None]
         mine = [layer for layer in mine if layer.expert is None]
         notes = scale_layer(walk, index, [la for la in mine if la.spec.method == "awq"])
-        for readers in _by_input(walk, index, mine):
-            stats = None
-            if any(layer.spec.calibrated for layer in readers):
-                stats = _layer_stats(walk, index, readers[0])
-            for layer in readers:
-                found = _convert(layer, stats)
-                yield found._replace(notes=(*notes.get(layer.path, ()), *found.notes))
-        yield from _quantize_experts(walk, index, stacked)
-        walk.run(index)
+        called, uncalled = _by_input(walk, index, mine)
+        with remembering(walk) as memory:
+            for readers in called:
+                yield from _quantize_readers(walk, index, readers, notes)
+                for layer in readers:
+                    memory.keep(layer.module)
+            if uncalled or stacked:  # what is called after those was kept too early
+                memory.forget()
+            for layer in uncalled:
+                yield from _quantize_readers(walk, index, [layer], notes)
+            yield from _quantize_experts(walk, index, stacked)
+            walk.run(index)
+
+
+def _quantize_readers(
+    walk: LayerWalk, index: int, readers: Sequence[Layer], notes: Mapping[str, tuple[str, ...]]
+) -> Iterator[Converted]:
+    """Quantize linear layers that read the same input."""
+    stats = None
+    if any(layer.spec.calibrated for layer in readers):
+        stats = _layer_stats(walk, index, readers[0])
+    for layer in readers:
+        found = _convert(layer, stats)
+        yield found._replace(notes=(*notes.get(layer.path, ()), *found.notes))
 
 
 def _quantize_experts(walk: LayerWalk, index: int, layers: Sequence[Layer]) -> Iterator[Converted]:
@@ -120,8 +145,13 @@ def _quantize_experts(walk: LayerWalk, index: int, layers: Sequence[Layer]) -> I
             yield found._replace(notes=(*notes, *found.notes))
 
 
-def _by_input(walk: LayerWalk, index: int, layers: Sequence[Layer]) -> list[list[Layer]]:
-    """Group a decoder layer's linear layers by the tensor they read, in the order of calls."""
+def _by_input(
+    walk: LayerWalk, index: int, layers: Sequence[Layer]
+) -> tuple[list[list[Layer]], list[Layer]]:
+    """Group a decoder layer's linear layers by the tensor they read, in the order of calls.
+
+    Returned beside them: those that the first input doesn't call, experts that it isn't sent to.
+    """
     inputs: list[Tensor] = []  # kept, so that no address is used twice
     groups: list[list[Layer]] = []
     called: set[str] = set()
@@ -149,7 +179,7 @@ def _by_input(walk: LayerWalk, index: int, layers: Sequence[Layer]) -> list[list
     finally:
         for hook in hooks:
             hook.remove()
-    return groups + [[layer] for layer in layers if layer.path not in called]
+    return groups, [layer for layer in layers if layer.path not in called]
 
 
 def _layer_stats(walk: LayerWalk, index: int, layer: Layer) -> InputStats:
@@ -158,21 +188,34 @@ def _layer_stats(walk: LayerWalk, index: int, layer: Layer) -> InputStats:
 
 
 def _model_stats(
-    model: nn.Module, layer: Layer, inputs: Sequence[Tensor], reader: nn.Module | None = None
+    model: nn.Module, watched: tuple[str, nn.Module, int], inputs: Sequence[Tensor]
 ) -> InputStats:
-    """Return the statistics of what `reader` (the layer itself) reads in whole forward passes."""
-    watched = (layer.name, reader or layer.module, layer.weight.shape[1])
+    """Return the statistics of what a (name, module, number of inputs) reads in forward passes."""
     forwards = [partial(model, ids, use_cache=False) for ids in inputs]
-    return collect([watched], forwards)[layer.name]
+    return collect([watched], forwards)[watched[0]]
 
 
-def _head_stats(model: nn.Module, layer: Layer, inputs: Sequence[Tensor]) -> InputStats:
-    """Return the statistics of the head's inputs; raises ValueError if no head is tied to it."""
+def head_inputs(model: nn.Module, inputs: Sequence[Tensor]) -> InputStats:
+    """Return the statistics of what the head reads, in forward passes over token ids [B, T].
+
+    The same for every recipe that doesn't change the model before its weights are rounded. Raises
+    ValueError for a model without a head, and for activations that aren't finite.
+    """
+    head = _head(model)
+    if head is None:
+        raise ValueError(f"{type(model).__name__} has no head whose inputs could be collected.")
+    return _model_stats(model, ("the head", head, head.weight.shape[1]), inputs)
+
+
+def _head(model: nn.Module) -> Any:
     find_head = getattr(model, "get_output_embeddings", None)
-    head = find_head() if callable(find_head) else None
+    return find_head() if callable(find_head) else None
+
+
+def _require_tied_head(model: nn.Module, layer: Layer) -> None:
+    head = _head(model)
     if head is None or head.weight is not layer.module.weight:
         raise ValueError(
             f"{layer.name} is only looked up, since no head is tied to it: "
             f"{layer.spec.method} has no inputs to calibrate on."
         )
-    return _model_stats(model, layer, inputs, head)

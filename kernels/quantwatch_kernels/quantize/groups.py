@@ -19,12 +19,12 @@ from typing import Literal, get_args
 
 from torch import nn
 
+from quantwatch_kernels.quantize.decoder_layers import find_decoder_layers
 from quantwatch_kernels.quantize.experts import expert_layers
 from quantwatch_kernels.quantize.recipe import Recipe
 from quantwatch_kernels.quantize.routers import SHARED_GATE, routing_paths
 from quantwatch_kernels.quantize.selection import Layer, scope_names, scoped
 from quantwatch_kernels.quantize.stacks import is_stack
-from quantwatch_kernels.quantize.walk import find_decoder_layers
 
 __all__ = ["KINDS", "Group", "Kind", "find_groups"]
 

@@ -1,8 +1,8 @@
 """What calibration knows about the inputs of a linear layer, and hooks that collect it.
 
 H = 2/n Σ x xᵀ and mean |x| over the n tokens that reached the layer, in float64; the products of
-one batch are float32. x is what the matrix is multiplied with: after a transform of the input (an
-online rotation) that the layer may have.
+one batch, or of several short ones, are float32. x is what the matrix is multiplied with: after a
+transform of the input (an online rotation) that the layer may have.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,27 +18,40 @@ from quantwatch_kernels.quantize.interpose import transformed_input
 
 __all__ = ["InputStats", "collect"]
 
+_ROWS = 512
+
 
 class InputStats:
     """Sums over the inputs [.., K] of one layer, or of several that share their input."""
 
     def __init__(self, columns: int) -> None:
         self.tokens = 0
-        self._products = torch.zeros(columns, columns, dtype=torch.float64)
+        self._sums = torch.zeros(columns, columns, dtype=torch.float64)
+        self._waiting: list[Tensor] = []
         self._magnitudes = torch.zeros(columns, dtype=torch.float64)
 
     def add(self, x: Tensor) -> None:
         """Take in activations [.., K] of any float dtype; an empty batch changes nothing."""
         rows = x.detach().reshape(-1, x.shape[-1]).float()
         self.tokens += len(rows)
-        self._products += rows.T @ rows
         self._magnitudes += rows.abs().sum(0, dtype=torch.float64)
+        self._waiting.append(rows if rows.data_ptr() != x.data_ptr() else rows.clone())
+        if sum(len(waiting) for waiting in self._waiting) >= _ROWS:
+            self._products()
         self.__dict__.pop("feedback", None)
+
+    def _products(self) -> Tensor:
+        """Return Σ x xᵀ; adding float64 [K, K] costs as much as the products of a short prompt."""
+        if self._waiting:
+            rows = torch.cat(self._waiting)
+            self._waiting.clear()
+            self._sums += rows.T @ rows
+        return self._sums
 
     @property
     def hessian(self) -> Tensor:
         """2/n Σ x xᵀ, float64 [K, K]; zeros if no token came."""
-        return 2 * self._products / max(self.tokens, 1)
+        return 2 * self._products() / max(self.tokens, 1)
 
     @property
     def mean_magnitude(self) -> Tensor:

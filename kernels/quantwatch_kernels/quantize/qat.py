@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from quantwatch_kernels.quantize.affine import QuantizedWeight
+from quantwatch_kernels.quantize.decoder_layers import find_decoder_layers
 from quantwatch_kernels.quantize.latent import Latent, Learn, Start
 from quantwatch_kernels.quantize.lesson import Lesson, Suffix
-from quantwatch_kernels.quantize.walk import find_decoder_layers
 
 __all__ = ["QatOptions", "QatRecord", "QatStep", "train_quantized"]
 

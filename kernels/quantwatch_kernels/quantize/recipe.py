@@ -86,6 +86,11 @@ class Recipe:
             static or self.smooth is not None or any(s is not None and s.calibrated for s in specs)
         )
 
+    @property
+    def changes_model(self) -> bool:
+        """Whether the model is rotated or smoothed before its weights are rounded."""
+        return self.rotation is not None or self.smooth is not None
+
     def for_layer(self, *names: str) -> WeightSpec | None:
         """Return the spec of the layer with these names (scope, path, …); None: it is kept."""
         for rule in self.layers:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from quantwatch_kernels.quantize.blocks import norm_children
+from quantwatch_kernels.quantize.decoder_layers import find_decoder_layers
 from quantwatch_kernels.quantize.high_precision import KEEPS_STATISTICS
 from quantwatch_kernels.quantize.interpose import interpose
-from quantwatch_kernels.quantize.walk import find_decoder_layers
 
 __all__ = ["overflows_uncounted", "residual_overflows", "round_residual_"]
 

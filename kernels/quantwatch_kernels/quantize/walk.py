@@ -5,7 +5,8 @@ quantized: only one layer's hidden states are in memory, hidden[i] float [B, T, 
 
 Nothing is known about an architecture but where its list of decoder layers is. The model's own
 `forward` is run with every layer replaced by a stub that notes what it is called with (masks and
-position embeddings, which may differ between layers) and hands its input on; `logits` runs it again
+position embeddings, which may differ between layers) and hands its input on; what a layer reads of
+the layer before it beside hidden states (a router's state) is carried along. `logits` runs it again
 with stubs that hand on given hidden states, so that embedding scale, final norm, head and
 soft-capping are the model's own. The same operations on the same batches in the same order: results
 equal the plain forward pass bit for bit. Given up: models that do anything between two layers
@@ -13,16 +14,18 @@ equal the plain forward pass bit for bit. Given up: models that do anything betw
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LayerWalk", "check_inputs", "find_decoder_layers"]
+from quantwatch_kernels.quantize.decoder_layers import check_inputs, find_decoder_layers
+
+__all__ = ["LayerWalk"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,14 @@ class _Call:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    handed: Mapping[int | str, int] = field(default_factory=dict)
+    """Arguments that the layer before it returns beside hidden states, and its place there."""
+
+    def after(self, rest: Sequence[Any]) -> "_Call":
+        """Return the call with what the layer before it returned beside hidden states."""
+        new = {place: rest[at] for place, at in self.handed.items()}
+        args = tuple(new.get(place, value) for place, value in enumerate(self.args))
+        return _Call(args, {name: new.get(name, value) for name, value in self.kwargs.items()})
 
 
 class _Done(Exception):  # noqa: N818 — no error: the last layer has been reached
@@ -55,7 +66,11 @@ class LayerWalk:
         self.position = 0
         """Index of the layer whose inputs `hidden` are."""
         self.hidden: list[Tensor] = []
+        self.current: int | None = None
+        """Number of the input that a layer is being called on; None between calls."""
+        self.num_calls = 0
         self._calls: list[list[_Call]] = []
+        self._handed_on: list[dict[int, tuple[Any, ...]]] = [{} for _ in self.inputs]
         self._arguments = frozenset(inspect.signature(model.forward).parameters)
         self._rest = self._tuple_rest()
         for number in range(len(self.inputs)):
@@ -87,7 +102,16 @@ class LayerWalk:
     def call(self, index: int, number: int, hidden: Tensor) -> Tensor:
         """Return layer `index`'s output for input `number`; differentiable, changes nothing."""
         call = self._calls[number][index]
-        return _first(self.layers[index][1](hidden, *call.args, **call.kwargs))
+        if call.handed:
+            call = call.after(self._handed_on[number][index - 1])
+        self.current, self.num_calls = number, self.num_calls + 1
+        try:
+            output = self.layers[index][1](hidden, *call.args, **call.kwargs)
+        finally:
+            self.current = None
+        if self._calls[number][-1].handed:
+            self._handed_on[number][index] = output[1:]
+        return _first(output)
 
     def logits(self, number: int, hidden: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return the logits of input `number` from the last layer's output, [B, T, V].
@@ -121,7 +145,7 @@ class LayerWalk:
             first[:] = first or [given]
             if given is not first[0]:
                 raise ValueError(f"the model changes hidden states before {path}.")
-            calls.append(call)
+            calls.append(replace(call, handed=self._handed(call)))
             if index == len(self.layers) - 1:
                 raise _Done
             return given
@@ -154,6 +178,12 @@ class LayerWalk:
             raise ValueError(f"{path} is never called; it can't be walked.")
         return tuple(kept[0][1:]) if isinstance(kept[0], tuple) else None
 
+    def _handed(self, call: _Call) -> Mapping[int | str, int]:
+        """Return which arguments of a call are what the stubs return beside hidden states."""
+        rest = {id(v): at for at, v in enumerate(self._rest or ()) if isinstance(v, Tensor)}
+        given: list[tuple[int | str, Any]] = [*enumerate(call.args), *call.kwargs.items()]
+        return {place: rest[id(value)] for place, value in given if id(value) in rest}
+
     @contextmanager
     def _stubs(self, stub: Callable[[int, Tensor, _Call], Tensor]) -> Iterator[None]:
         """Inside, `stub(index, hidden, call)` stands for every layer's forward."""
@@ -181,65 +211,3 @@ class LayerWalk:
 def _first(output: Any) -> Tensor:
     result: Tensor = output[0] if isinstance(output, tuple) else output
     return result
-
-
-def check_inputs(model: nn.Module, inputs: Sequence[Tensor]) -> None:
-    """Raise ValueError unless there are inputs, each token ids [B, T] of the model's vocabulary."""
-    if not inputs:
-        raise ValueError("calibration needs at least one input of token ids; there is none.")
-    embed = getattr(model, "get_input_embeddings", lambda: None)()
-    limit = getattr(embed, "num_embeddings", None)
-    for number, ids in enumerate(inputs):
-        if ids.ndim != 2 or ids.is_floating_point() or not ids.numel():
-            raise ValueError(
-                f"calibration input {number} must be token ids [B, T], at least one; "
-                f"it is {ids.dtype} {list(ids.shape)}."
-            )
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or (limit is not None and high >= limit):
-            raise ValueError(
-                f"calibration input {number} has token ids {low} … {high}; "
-                f"the vocabulary has 0 … {limit - 1 if limit is not None else '…'}."
-            )
-
-
-def find_decoder_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return (path, module) of the decoder layers: the one list as long as the config says.
-
-    Raises ValueError if there is no such list, or more than one, or a layer is in it twice.
-    """
-    config: Any = getattr(model, "config", None)
-    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    count = getattr(text, "num_hidden_layers", None)
-    if count is None:
-        raise ValueError(f"{type(model).__name__} has no config that says num_hidden_layers.")
-    # LongCat says num_layers, and counts each as two hidden layers.
-    found = _outermost_lists(model, count) or _outermost_lists(model, _num_layers(text))
-    if len(found) != 1:
-        names = ", ".join(path for path, _ in found)
-        raise ValueError(
-            f"{type(model).__name__} must have exactly one list of {count} decoder layers; "
-            f"it has {names or 'none'}."
-        )
-    path, layers = found[0]
-    modules = dict(layers._modules)  # named_children() would drop a layer that is listed twice
-    if len({id(module) for module in modules.values()}) < len(modules):
-        raise ValueError(f"{path} lists a layer twice; it can't be walked layer by layer.")
-    return [(f"{path}.{name}", module) for name, module in modules.items() if module is not None]
-
-
-def _num_layers(config: Any) -> int:
-    count = getattr(config, "num_layers", None)
-    return count if isinstance(count, int) else -1
-
-
-def _outermost_lists(model: nn.Module, count: int) -> list[tuple[str, nn.ModuleList]]:
-    get_decoder = getattr(model, "get_decoder", None)
-    decoder = get_decoder() if callable(get_decoder) else None
-    start = next((p for p, module in model.named_modules() if module is decoder), "")
-    found: list[tuple[str, nn.ModuleList]] = []
-    for path, module in model.get_submodule(start).named_modules(prefix=start):
-        inside = any(path.startswith(f"{outer}.") for outer, _ in found)
-        if isinstance(module, nn.ModuleList) and len(module) == count and not inside:
-            found.append((path, module))
-    return found

@@ -17,7 +17,7 @@ from quantwatch.cli.session import Session, cache_dir
 from quantwatch.errors import QuantwatchError
 from quantwatch.service import cgroup
 from quantwatch.service.mounts import mount_of
-from quantwatch.store.disk import Room, room
+from quantwatch.store.disk import Room, Space, space_at
 
 if TYPE_CHECKING:
     from quantwatch.store.session import Database
@@ -75,19 +75,16 @@ def _existing(place: Path) -> Path:
 
 
 def _disk(name: str, place: Path) -> Finding:
-    usage = shutil.disk_usage(place)
-    return disk(name, place, usage.free, usage.total)
+    return disk(name, place, space_at(place))
 
 
-def disk(name: str, place: Path, free: int, total: int) -> Finding:
-    """Judge the free share of a disk."""
-    share = free / total
-    text = f"{free / 1e9:.1f} GB ({share:.0%}) free at {place}"
-    left = room(share)
-    if left is Room.ENOUGH:
+def disk(name: str, place: Path, space: Space) -> Finding:
+    """Judge how much of a disk is free."""
+    text = f"{space.free / 1e9:.1f} GB ({space.free_ratio:.0%}) free at {place}"
+    if space.room is Room.ENOUGH:
         return Finding(f"disk: {name}", "ok", text)
-    fix = "free some space, or shorten [retention]; below 3 % nothing is measured"
-    return Finding(f"disk: {name}", "broken" if left is Room.NONE else "warn", text, fix)
+    fix = "free some space, or shorten [retention]; below 3 % and 2 GB nothing is measured"
+    return Finding(f"disk: {name}", "broken" if space.room is Room.NONE else "warn", text, fix)
 
 
 def _mount(name: str, place: Path, table: str | None = None) -> Finding:

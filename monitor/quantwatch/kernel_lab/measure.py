@@ -21,6 +21,8 @@ from quantwatch.kernel_lab.texts import Text
 from quantwatch.metrics.statistics import PromptValues, clustered_se
 from quantwatch_kernels.compare.output import OutputStatistics, output_statistics
 from quantwatch_kernels.quantize.api import Execution, QuantReport, model_size, quantize_
+from quantwatch_kernels.quantize.calibrate import head_inputs
+from quantwatch_kernels.quantize.input_stats import InputStats
 from quantwatch_kernels.quantize.recipe import Recipe
 
 
@@ -62,6 +64,7 @@ class Yardstick:
         self.module = module.eval()
         self.text = text
         self.scopes = dict(scopes)
+        self._known: tuple[object, InputStats] | None = None
         self._logits = [scored_logits(module, text, window) for window in text.windows]
 
     def quantized(
@@ -74,9 +77,26 @@ class Yardstick:
         """Return a quantized copy of the reference and what was done."""
         candidate = copy.deepcopy(self.module)
         report = quantize_(
-            candidate, recipe, execution=execution, scopes=self.scopes, calibration=calibration
+            candidate,
+            recipe,
+            execution=execution,
+            scopes=self.scopes,
+            calibration=calibration,
+            head=self._head_inputs(recipe, calibration),
         )
         return candidate, report
+
+    def _head_inputs(
+        self, recipe: Recipe, calibration: Sequence[Tensor] | None
+    ) -> InputStats | None:
+        """Return what several recipes need of the reference on the same texts, computed once."""
+        embedding = recipe.embedding
+        if embedding is None or not embedding.calibrated or recipe.changes_model or not calibration:
+            return None
+        key = tuple(tuple(ids.flatten().tolist()) for ids in calibration)
+        if self._known is None or self._known[0] != key:
+            self._known = key, head_inputs(self.module, calibration)
+        return self._known[1]
 
     def measure(self, candidate: nn.Module, report: QuantReport | None = None) -> Figures:
         """Compare a model with the reference; without a report its size is as it is in memory."""

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from quantwatch.kernel_lab.measure import Figures, Yardstick
 from quantwatch.kernel_lab.texts import Text
+from quantwatch_kernels.quantize.decoder_layers import find_decoder_layers
 from quantwatch_kernels.quantize.latent import Start, quantize_to_start
 from quantwatch_kernels.quantize.lesson import Suffix, prepare_lesson
 from quantwatch_kernels.quantize.qat import QatOptions, QatRecord, train_quantized
 from quantwatch_kernels.quantize.recipe import Recipe
 from quantwatch_kernels.quantize.selection import scope_names, select
-from quantwatch_kernels.quantize.walk import LayerWalk, find_decoder_layers
+from quantwatch_kernels.quantize.walk import LayerWalk
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,9 @@ DB_LOCK_WAIT = Histogram(
 STORAGE_FREE = Gauge(
     "quantwatch_storage_free_ratio", "Free share of the database's disk.", registry=REGISTRY
 )
+STORAGE_FREE_BYTES = Gauge(
+    "quantwatch_storage_free_bytes", "Free space on the database's disk.", registry=REGISTRY
+)
 LAYER_KL = Gauge(
     "quantwatch_layer_kl_nats",
     "Lens KL of the worst layers of the newest succeeded run; on request (service.layer_metrics).",

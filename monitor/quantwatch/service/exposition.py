@@ -58,8 +58,9 @@ def show(figures: Figures | None) -> None:
     # Nothing is 0 because it is not known: every comparison with NaN is false.
     meters.OLDEST_PENDING.set(math.nan if figures is None else figures.oldest_pending_s)
     meters.DB_SIZE.set(math.nan if figures is None else figures.db_size_bytes)
-    free = None if figures is None else figures.free_ratio
-    meters.STORAGE_FREE.set(math.nan if free is None else free)
+    disk = None if figures is None else figures.disk
+    meters.STORAGE_FREE.set(math.nan if disk is None else disk.free_ratio)
+    meters.STORAGE_FREE_BYTES.set(math.nan if disk is None else disk.free)
     tick = None if figures is None else figures.last_tick
     meters.LAST_TICK.set(math.nan if tick is None else tick)
     if figures is not None:

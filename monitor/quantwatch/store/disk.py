@@ -2,7 +2,9 @@
 
 import shutil
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from quantwatch.domain import Block
 from quantwatch.errors import StoreError
@@ -12,7 +14,9 @@ from quantwatch.store.session import Database
 from quantwatch.store.urls import SqliteFile, parse_url
 
 LOW, NONE = 0.10, 0.03
-"""Free shares of the database's disk below which there is little room, and no room."""
+"""Free shares of the database's disk below which there is little room, and no room …"""
+LOW_BYTES, NONE_BYTES = 10 * 10**9, 2 * 10**9
+"""… unless so much is free that the share doesn't matter: a tenth of a large disk is years."""
 
 log = logs.get(__name__)
 
@@ -25,43 +29,57 @@ class Room(StrEnum):
     NONE = "none"
 
 
-def room(free_ratio: float | None) -> Room:
-    """Judge a free share of the disk; None, a server that doesn't tell, counts as enough."""
-    if free_ratio is None or free_ratio >= LOW:
-        return Room.ENOUGH
-    return Room.LITTLE if free_ratio >= NONE else Room.NONE
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The disk under a database, bytes."""
+
+    free: int
+    total: int
+
+    @property
+    def free_ratio(self) -> float:
+        """Free share of the disk, 0 … 1."""
+        return self.free / self.total
+
+    @property
+    def room(self) -> Room:
+        """How much may be written: both the share and the bytes must be low to give up anything."""
+        if self.free_ratio < NONE and self.free < NONE_BYTES:
+            return Room.NONE
+        is_low = self.free_ratio < LOW and self.free < LOW_BYTES
+        return Room.LITTLE if is_low else Room.ENOUGH
 
 
-def free_bytes(db: Database) -> tuple[int, int] | None:
-    """Return the free and all bytes of the disk under a SQLite file; None for a server's."""
+def space(db: Database) -> Space | None:
+    """Return the disk under a SQLite file; None for a server's, which doesn't tell."""
     url = parse_url(db.url)
     if url.get_backend_name() != "sqlite":
         return None
-    usage = shutil.disk_usage(SqliteFile.of(url).path.parent)
-    return usage.free, usage.total
+    return space_at(SqliteFile.of(url).path.parent)
 
 
-def free_ratio(db: Database) -> float | None:
-    """Return the free share of the disk under a SQLite file; None for a server's."""
-    found = free_bytes(db)
-    return None if found is None else found[0] / found[1]
+def space_at(folder: Path) -> Space:
+    """Return the disk under a folder."""
+    usage = shutil.disk_usage(folder)
+    return Space(usage.free, usage.total)
 
 
 def require_room(db: Database) -> None:
     """Raise StoreError when a run would fill the disk; checked before anything is measured."""
-    free = free_ratio(db)
-    if room(free) is Room.NONE:
+    found = space(db)
+    if found is not None and found.room is Room.NONE:
         raise StoreError(
-            f"Only {free:.1%} of the disk of database {db.name} is free; below {NONE:.0%} nothing "
-            "is measured: free some space, or shorten [retention]."
+            f"Only {found.free_ratio:.1%} ({found.free / 1e9:.2f} GB) of the disk of database "
+            f"{db.name} is free; below {NONE:.0%} and {NONE_BYTES / 1e9:.0f} GB nothing is "
+            "measured: free some space, or shorten [retention]."
         )
 
 
 def affordable(db: Database, blocks: Iterable[Block]) -> Iterator[Block]:
     """Yield the blocks there is room for: without matrices per token when there is little."""
-    free = free_ratio(db)
-    if room(free) is Room.ENOUGH:
+    found = space(db)
+    if found is None or found.room is Room.ENOUGH:
         yield from blocks
         return
-    log.warning("matrices per token are not kept", free_ratio=free, needed=LOW)
+    log.warning("matrices per token are not kept", free_bytes=found.free, needed=LOW_BYTES)
     yield from (block for block in blocks if block.kind not in TOKEN_KINDS)

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from quantwatch.domain import is_layer
 from quantwatch.store import clock
-from quantwatch.store.disk import free_ratio
+from quantwatch.store.disk import Space, space
 from quantwatch.store.session import Database
 from quantwatch.store.tables import (
     AlertRow,
@@ -50,7 +50,7 @@ class Figures:
     """By severity and state."""
     oldest_pending_s: float
     db_size_bytes: int
-    free_ratio: float | None
+    disk: Space | None
     last_tick: float | None
     """Unix time of the newest look of any scheduler."""
     kl: Sequence[Reading]
@@ -65,7 +65,7 @@ def read_figures(db: Database, worst_layers: int = 0) -> Figures:
             open_alerts=_open_alerts(session),
             oldest_pending_s=_oldest_pending_s(session),
             db_size_bytes=_size(session),
-            free_ratio=free_ratio(db),
+            disk=space(db),
             last_tick=_last_tick(session),
             kl=_model_readings(session),
             layers=_worst_layers(session, worst_layers) if worst_layers else (),

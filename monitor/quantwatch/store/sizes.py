@@ -89,8 +89,8 @@ def read_sizes(db: Database, config: RetentionConfig) -> Sizes:
         history = _history(session, clock.now(session))
         flows = () if history is None else tuple(_flows(session, tiers, history, config))
         total, reusable = total_bytes(session), _reusable(session)
-    found = disk.free_bytes(db)
-    return Sizes(tables, tiers, total, reusable, None if found is None else found[0], flows)
+    found = disk.space(db)
+    return Sizes(tables, tiers, total, reusable, None if found is None else found.free, flows)
 
 
 def full_in_days(flows: Iterable[Flow], free_bytes: float) -> float | None:

@@ -17,6 +17,7 @@ from quantwatch_kernels.quantize.affine import (
     quantize_weight,
 )
 from quantwatch_kernels.quantize.api import Execution, quantize_
+from quantwatch_kernels.quantize.calibrate import head_inputs
 from quantwatch_kernels.quantize.gptq import gptq
 from quantwatch_kernels.quantize.mse import mse_qparams
 from quantwatch_kernels.quantize.packed_linear import PackedLinear
@@ -180,6 +181,24 @@ def test_a_tied_table_once(method: Method, clip: Any) -> None:
     x = observed(plain, "lm_head", inputs)
     errors = [((w - before) @ x.T).norm() for w in (table, quantize_weight(before, spec).values)]
     assert errors[0] < 0.9 * errors[1]
+
+
+def test_known_inputs_of_the_head() -> None:
+    """Catches other bits than without them, and a rotated model quantized for the plain one's."""
+    recipe, inputs = Recipe(GPTQ, embedding=GPTQ), token_ids()
+    model, again = llama(), llama()
+    head = head_inputs(llama(), inputs)
+    quantize_(model, recipe, calibration=inputs, head=head)
+    quantize_(again, recipe, calibration=inputs)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+    x = observed(llama(), "lm_head", inputs).double()
+    assert torch.allclose(head.hessian, 2 / len(x) * x.T @ x, rtol=0, atol=4e-6)
+    smooth = replace(recipe, smooth=0.5)
+    models = [llama(), llama()]
+    for each, known in zip(models, (head, None), strict=True):
+        quantize_(each, smooth, calibration=inputs, head=known)
+    assert torch.equal(*(each.lm_head.weight for each in models))
 
 
 def test_gptq_of_a_table_that_is_only_looked_up() -> None:

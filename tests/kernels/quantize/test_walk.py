@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kernels.quantize import moe_families
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -58,6 +59,12 @@ def build(name: str) -> Any:
     return AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
 
 
+EACH = [
+    pytest.param(name, marks=[pytest.mark.slow] if family.slow else [])
+    for name, family in moe_families.FAMILIES.items()
+]
+
+
 def token_ids() -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
     shapes = ((2, 9), (1, 17), (3, 1))
@@ -81,6 +88,19 @@ def test_equals_the_forward_pass_bit_for_bit(name: str) -> None:
     for actual, wanted in zip(walk.finish(walk.hidden), expected, strict=True):
         assert torch.equal(actual, wanted)
     for actual, wanted in zip(plain(model, inputs), expected, strict=True):
+        assert torch.equal(actual, wanted)
+
+
+@pytest.mark.parametrize("family", EACH)
+def test_experts_too(family: str) -> None:
+    """Catches what a layer hands on beside hidden states, a router's state, and is left behind."""
+    model = moe_families.build(family)
+    inputs = [ids.clamp(3, 90) for ids in token_ids()]
+    expected = plain(model, inputs)
+    walk = LayerWalk(model, inputs)
+    for index in range(len(walk.layers)):
+        walk.run(index)
+    for actual, wanted in zip(walk.finish(walk.hidden), expected, strict=True):
         assert torch.equal(actual, wanted)
 
 

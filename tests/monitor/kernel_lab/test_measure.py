@@ -16,6 +16,8 @@ from quantwatch.errors import PromptError
 from quantwatch.kernel_lab.measure import Yardstick, scored_logits
 from quantwatch.kernel_lab.tables import group_size, memory
 from quantwatch.kernel_lab.texts import Text, calibration_text, measured_text
+from quantwatch_kernels.quantize.api import quantize_
+from quantwatch_kernels.quantize.calibrate import head_inputs
 from quantwatch_kernels.quantize.recipe import Recipe
 
 
@@ -97,6 +99,28 @@ def test_one_broken_token_is_not_averaged_away(model: Any) -> None:
     figures = ("kl", "kl_se", "kl_p99", "kl_max", "same_top1", "ppl", "accuracy", "kept", "kept_se")
     assert [name for name in figures if not math.isnan(getattr(found, name))] == []
     assert found.accuracy_reference == Yardstick(model, TEXT, {}).measure(model).accuracy
+
+
+def test_what_recipes_share_is_computed_once(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches the head's inputs of other texts, and a forward pass for each recipe of a table."""
+    spec = replace(Recipe.named("uint4-g16").weights, method="gptq")
+    recipe, texts = Recipe(spec, embedding=spec), [list(TEXT.windows[:2]), list(TEXT.windows[1:])]
+    asked: list[int] = []
+
+    def counting(module: Any, inputs: Any) -> Any:
+        asked.append(len(inputs))
+        return head_inputs(module, inputs)
+
+    monkeypatch.setattr("quantwatch.kernel_lab.measure.head_inputs", counting)
+    yardstick = Yardstick(model, TEXT, {})
+    order = (texts[0], texts[0], texts[1])
+    found = [yardstick.quantized(recipe, calibration=each)[0] for each in order]
+    assert len(asked) == 2
+    for module, each in zip(found, order, strict=True):
+        alone = copy.deepcopy(model)
+        quantize_(alone, recipe, calibration=each)
+        weights = [each.get_parameter("lm_head.weight") for each in (module, alone)]
+        assert torch.equal(*weights)
 
 
 def test_models_without_logits_to_keep(model: Any) -> None:

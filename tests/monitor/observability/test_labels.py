@@ -115,6 +115,7 @@ NAMES = [
     "db_size_bytes",
     "db_lock_wait_seconds",
     "storage_free_ratio",
+    "storage_free_bytes",
     "retry",
     "retry_latency_seconds",
 ]

@@ -9,7 +9,7 @@ import pytest
 
 from quantwatch.domain import Block, Scope
 from quantwatch.errors import StoreError
-from quantwatch.store.disk import Room, affordable, free_ratio, require_room, room
+from quantwatch.store.disk import Room, Space, affordable, require_room, space
 from quantwatch.store.session import Database
 
 Usage = namedtuple("Usage", "total used free")
@@ -19,21 +19,28 @@ BLOCKS = [
 ]
 
 
+GB = 10**9
+
+
 @pytest.mark.parametrize(
-    ("ratio", "expected"),
+    ("free", "total", "expected"),
     [
-        (None, Room.ENOUGH),
-        (1.0, Room.ENOUGH),
-        (0.10, Room.ENOUGH),
-        (0.0999, Room.LITTLE),
-        (0.03, Room.LITTLE),
-        (0.0299, Room.NONE),
-        (0.0, Room.NONE),
+        pytest.param(10_000, 10_000, Room.ENOUGH, id="small, all free"),
+        pytest.param(1000, 10_000, Room.ENOUGH, id="small, 10 % free"),
+        pytest.param(999, 10_000, Room.LITTLE, id="small, 9.99 % free"),
+        pytest.param(300, 10_000, Room.LITTLE, id="small, 3 % free"),
+        pytest.param(299, 10_000, Room.NONE, id="small, 2.99 % free"),
+        pytest.param(0, 10_000, Room.NONE, id="nothing free"),
+        pytest.param(23 * GB, 252 * GB, Room.ENOUGH, id="9 % of a large disk"),
+        pytest.param(10 * GB, 10_000 * GB, Room.ENOUGH, id="10 GB, 0.1 %"),
+        pytest.param(10 * GB - 1, 10_000 * GB, Room.LITTLE, id="just below 10 GB, 0.1 %"),
+        pytest.param(2 * GB, 10_000 * GB, Room.LITTLE, id="2 GB, 0.02 %"),
+        pytest.param(2 * GB - 1, 10_000 * GB, Room.NONE, id="just below 2 GB, 0.02 %"),
     ],
 )
-def test_how_much_room_there_is(ratio: float | None, expected: Room) -> None:
-    """Catches limits that are read in the wrong direction, or one too early."""
-    assert room(ratio) is expected
+def test_how_much_room_there_is(free: int, total: int, expected: Room) -> None:
+    """Catches limits that are read in the wrong direction, one too early, one that is alone."""
+    assert Space(free, total).room is expected
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -60,7 +67,9 @@ def test_what_is_given_up(
     if runs:
         require_room(db)
     else:
-        with pytest.raises(StoreError, match=r"Only 1.0% of the disk.*below 3% nothing"):
+        with pytest.raises(
+            StoreError, match=r"Only 1.0% \(.* GB\) of the disk.*3% and 2 GB nothing"
+        ):
             require_room(db)
     assert {path.name for path in looked} == {str(db.url).split("/")[-2]}
 
@@ -70,7 +79,7 @@ def test_what_is_given_up(
 def test_a_servers_disk_is_its_own(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches runs refused because of the disk of another machine."""
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(100, 100, 0))
-    assert free_ratio(db) is None
+    assert space(db) is None
     require_room(db)
     assert len(list(affordable(db, BLOCKS))) == 3
 
@@ -82,7 +91,7 @@ def test_a_run_is_refused_before_it_measures(db: Database, monkeypatch: pytest.M
     from quantwatch.pipeline.claimed import run_claimed
     from quantwatch.pipeline.reasons import explain
 
-    monkeypatch.setattr("quantwatch.store.disk.free_ratio", lambda _: 0.01)
+    monkeypatch.setattr("quantwatch.store.disk.space", lambda _: Space(1, 100))
     nothing: Any = None
     with pytest.raises(StoreError, match="of the disk") as caught:
         run_claimed(nothing, db, nothing, nothing)

@@ -17,6 +17,7 @@ from quantwatch.service.health import LONGEST_SILENCE_S, Health
 from quantwatch.service.metrics import MetricsServer
 from quantwatch.store import clock
 from quantwatch.store.components import Component, note_seen
+from quantwatch.store.disk import Space
 from quantwatch.store.figures import LAST_TICK, Figures, Reading
 from quantwatch.store.session import Database
 
@@ -199,9 +200,9 @@ def test_a_taken_port_is_said(server: MetricsServer, db: Database, parts: list[A
 def test_values_that_are_gone_are_not_shown_for_ever() -> None:
     """Catches the KL of a candidate that was removed, and a resolved alert that stays at 1."""
     reading = Reading("nightly", "int8", "mean", 0.2)
-    show(Figures({}, {("critical", "firing"): 1}, 0, 1, 0.5, 1.0, [reading], []))
+    show(Figures({}, {("critical", "firing"): 1}, 0, 1, Space(1, 2), 1.0, [reading], []))
     alive = meters.ALERTS.labels(severity="critical", state="firing")._value
     assert alive.get() == 1
-    show(Figures({}, {}, 0, 1, 0.5, 1.0, [], []))
+    show(Figures({}, {}, 0, 1, Space(1, 2), 1.0, [], []))
     assert meters.ALERTS.labels(severity="critical", state="firing")._value.get() == 0
     assert not [s for family in meters.KL.collect() for s in family.samples]

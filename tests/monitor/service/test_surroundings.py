@@ -16,6 +16,7 @@ from quantwatch.service import cgroup
 from quantwatch.service.lock import only_scheduler
 from quantwatch.service.mounts import mount_of
 from quantwatch.service.stopping import stop_on_signals
+from quantwatch.store.disk import Space
 from quantwatch.store.session import Database
 
 ROOT = Path(__file__).parents[3]
@@ -113,9 +114,9 @@ def test_limits_of_an_old_container(tmp_path: Path) -> None:
 
 NOTHING = cgroup.Limits(None, None, None)
 FINDINGS = [
-    (preflight.disk("x", Path("/x"), 50, 100), "ok"),
-    (preflight.disk("x", Path("/x"), 5, 100), "warn"),
-    (preflight.disk("x", Path("/x"), 2, 100), "broken"),
+    (preflight.disk("x", Path("/x"), Space(50, 100)), "ok"),
+    (preflight.disk("x", Path("/x"), Space(5, 100)), "warn"),
+    (preflight.disk("x", Path("/x"), Space(2, 100)), "broken"),
     (preflight.files(256), "warn"),
     (preflight.files(4096), "ok"),
     (preflight.files(-1), "ok"),

@@ -28,12 +28,12 @@ def test_an_empty_database_has_figures(db: Database) -> None:
 
 def test_free_space_is_known_for_a_file_only(db: Database) -> None:
     """Catches 0 % free on a server whose disk nobody can see."""
-    free = read_figures(db).free_ratio
+    disk = read_figures(db).disk
     if db.engine.dialect.name == "sqlite":
-        assert free is not None
-        assert 0 < free < 1
+        assert disk is not None
+        assert 0 < disk.free < disk.total
     else:
-        assert free is None
+        assert disk is None
 
 
 def test_kl_of_the_newest_succeeded_run(db: Database, save: Any) -> None:

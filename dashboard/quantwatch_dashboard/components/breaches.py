@@ -1,0 +1,47 @@
+"""Alerts as rows: rule, place, value against threshold, in words."""
+
+from quantwatch.domain import Alert, RunResult
+from quantwatch.report.words import alert_value, worst_first
+from quantwatch_dashboard import text
+from quantwatch_dashboard.components.markup import Html, numbers, table, tag
+from quantwatch_dashboard.components.verdict import severity_badge
+from quantwatch_dashboard.components.words import swatch
+
+_HEADERS = ("Severity", "Candidate", "Place", "Rule")
+
+
+def alert_table(result: RunResult) -> Html:
+    """Return one row per rule and candidate, critical ones first: its worst scope and the rest."""
+    places = {c.name: i for i, c in enumerate(result.candidates)}
+    groups: dict[tuple[str, str], list[Alert]] = {}
+    for alert in worst_first(result.alerts):
+        groups.setdefault((alert.rule, alert.candidate), []).append(alert)
+    rows = [_row(group, places.get(group[0].candidate, 0)) for group in groups.values()]
+    return table([*_HEADERS, *numbers("Value", "Threshold"), "In words"], rows)
+
+
+def _row(group: list[Alert], index: int) -> list[object]:
+    alert, *others = group
+    measured = tag("span", f"{alert.metric} · {alert.statistic}", class_="qw-sub")
+    return [
+        tag("td", severity_badge(alert.severity)),
+        tag("td", swatch(index), alert.candidate, class_="qw-name"),
+        tag("td", tag("span", alert.scope, class_="qw-mono"), class_="qw-wrap"),
+        tag("td", alert.rule, measured),
+        tag("td", _value(alert), class_="qw-n qw-hot"),
+        tag("td", text.number(alert.threshold), class_="qw-n"),
+        tag("td", alert.words, _others(others), class_="qw-text qw-soft"),
+    ]
+
+
+def _others(others: list[Alert]) -> Html:
+    """Return the group's other scopes, folded: one bad layer tends to spoil all that follow."""
+    if not others:
+        return Html("")
+    summary = tag("summary", f"and at {text.plural(len(others), 'more place', 'more places')}")
+    listed = ", ".join(f"{alert.scope} {_value(alert)}" for alert in others)
+    return tag("details", summary, tag("span", listed, class_="qw-small"))
+
+
+def _value(alert: Alert) -> str:
+    return text.number(text.plain(alert_value(alert)))
