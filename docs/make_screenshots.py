@@ -55,7 +55,7 @@ PICTURES = {
     "heatmap": Picture("run", HEATMAP, 1100, top="Inside: which layer, which token"),
     "dark": Picture("run", HEATMAP, 1100, dark=True),
     "compare": Picture("compare?run_a={run}&run_b={run}", HEATMAP, 1240),
-    "alerts": Picture("alerts", ".qw-episodes", 820),
+    "alerts": Picture("alerts", ".qw-cards", 820),
     "kernels": Picture("kernels", LINES),
 }
 """Name of the file → what is on it; first what ages: a service that was seen just now."""
@@ -120,7 +120,8 @@ def _worst_run(page: Page, address: str) -> str:
 
 def _settle(page: Page, awaited: str) -> None:
     page.wait_for_selector(awaited)
-    page.wait_for_selector("[data-testid=stStatusWidget]", state="detached")
+    for busy in ("stStatusWidget", "stSkeleton"):
+        page.wait_for_function(f"!document.querySelector('[data-testid={busy}]')")
     page.wait_for_timeout(1_500)  # Plotly's and Streamlit's transitions
 
 
