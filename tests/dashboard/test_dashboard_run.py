@@ -16,7 +16,7 @@ from tests.dashboard.invented_runs import make_run
 
 from quantwatch.domain import RunResult, RunStatus, Verdict
 from quantwatch.metrics.registry import VERSION
-from quantwatch.store import runs
+from quantwatch.store import blocks, runs
 from quantwatch.store.session import open_database
 from quantwatch_dashboard.components import window
 
@@ -196,6 +196,21 @@ def test_births_are_told_for_each_prompt(save_run: Save) -> None:
     assert shown.count(">layers.9.attention<") == 3
     assert "births" in keys(page)
     assert "candidate=nan&amp;layer=layers.9" in shown
+
+
+def test_a_closed_profile_reads_nothing(save_run: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches the matrices of all candidates that are read on each redraw for a closed picture."""
+    read: list[str] = []
+    whole = blocks.get_column
+    monkeypatch.setattr(blocks, "get_column", lambda *given: read.append(given[2]) or whole(*given))
+    run = save_run(Spec())
+    page = open_run(run=run.run_id, metric="rel_error", tokens="every")
+    assert "profile" not in keys(page)
+    assert read == []
+    page.session_state["profile-opened"] = True
+    page.run()
+    assert "profile" in keys(page)
+    assert sorted(read) == sorted(c.name for c in run.candidates)
 
 
 def test_finite_run_has_no_birth_map(save_run: Save) -> None:

@@ -12,8 +12,11 @@ from quantwatch_dashboard.queries.runs import (
 )
 from quantwatch_dashboard.queries.tokens import (
     BlockKey,
+    at_token,
     births,
+    births_in,
     block_kinds,
+    each_measured,
     grid,
     measured_tokens,
     prompts,
@@ -24,11 +27,14 @@ from quantwatch_dashboard.queries.tokens import (
 
 __all__ = [
     "BlockKey",
+    "at_token",
     "attempts",
     "baseline",
     "births",
+    "births_in",
     "block_kinds",
     "checks",
+    "each_measured",
     "faults",
     "grid",
     "measured_tokens",
