@@ -8,7 +8,7 @@ from quantwatch.domain import RunStatus
 from quantwatch.store.components import Seen
 from quantwatch.store.disk import Room
 from quantwatch.store.disk import room as room_of
-from quantwatch.store.operations import Leader
+from quantwatch.store.leader import Leader
 from quantwatch.store.states import UnendedRun
 from quantwatch.store.suppression import OPEN
 from quantwatch_dashboard import text

@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 from quantwatch.config.durations import seconds
 from quantwatch.domain import Verdict
-from quantwatch.store.states import Timetable
+from quantwatch.store.timetables import Timetable
 from quantwatch_dashboard.ranking import rank
 from quantwatch_dashboard.summaries import CheckSummary
 
-ANY = "any"
+ANY = "*"
 NO_VERDICT = "none"
 VERDICTS = (ANY, *(verdict.value for verdict in Verdict), NO_VERDICT)
 STATES = (ANY, "alerts", "trouble", "running", "paused", "overdue")

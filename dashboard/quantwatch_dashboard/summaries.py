@@ -1,7 +1,7 @@
 """What pages say about runs and tokens, computed from records. Pure: no clock, no database."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -10,7 +10,7 @@ import numpy as np
 from quantwatch.config.default_rules import DEFAULT_RULES
 from quantwatch.domain import Json, RunStatus
 from quantwatch.store.records import RunSummary
-from quantwatch.store.states import CheckState, RecentRun, UnendedRun
+from quantwatch.store.states import CheckState, Headline, UnendedRun
 from quantwatch_dashboard.charts.grid import TokenGrid, TokenPlace
 from quantwatch_dashboard.charts.sparkline import Trend
 
@@ -34,7 +34,8 @@ class CheckSummary:
     """One check on the overview.
 
     `decided` is its newest succeeded run and `since` when the verdict became what it is; `trouble`
-    is the newest ended run if that one has no results: the monitor's trouble, not a regression.
+    is the newest ended run if that one has no results: the monitor's trouble, not a regression. One
+    that a person cancelled is neither.
     `bands` and `now` belong to `candidates`: None where nothing is compared, and where the decided
     run did not measure the headline.
     """
@@ -98,19 +99,20 @@ class CheckSummary:
 
 def summarize(state: CheckState) -> CheckSummary:
     """Describe a check as it stands: its newest runs as trends, oldest first."""
-    newest, decided = state.newest, state.decided
+    latest, decided = state.latest, state.decided
     names = _candidate_names(state)
-    failed = newest is not None and newest.status is not RunStatus.SUCCEEDED
-    trends = tuple(_trend(i, name, state.recent) for i, name in enumerate(names))
+    failed = latest is not None and latest.status is not RunStatus.SUCCEEDED
+    headlines = [{each.candidate: each for each in run.headlines} for run in state.recent]
+    trends = tuple(_trend(i, name, headlines) for i, name in enumerate(names))
     at = next(
         (i for i, r in enumerate(state.recent) if decided and r.run_id == decided.run_id), None
     )
     return CheckSummary(
         check=state.check,
-        newest=newest,
+        newest=state.newest,
         decided=decided,
         since=state.since,
-        trouble=newest if failed else None,
+        trouble=latest if failed else None,
         candidates=names,
         trends=trends,
         bands=tuple(_band(state, name) for name in names),
@@ -129,8 +131,8 @@ def _candidate_names(state: CheckState) -> tuple[str, ...]:
     return tuple(candidate["name"] for candidate in state.config.get("candidates", ()))
 
 
-def _trend(index: int, name: str, recent: Sequence[RecentRun]) -> Trend:
-    found = [next((h for h in run.headlines if h.candidate == name), None) for run in recent]
+def _trend(index: int, name: str, runs: Sequence[Mapping[str, Headline]]) -> Trend:
+    found = [run.get(name) for run in runs]
     return Trend(index, [None if h is None else _KINDS.get(h.kind, h.value) for h in found])
 
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ def test_a_pool_is_bounded_by_bytes(asked: list[int], read: list[int]) -> None:
     """Catches a bound by number, and the value in use that is thrown out."""
     pool, found = Pool(100, 60), Counting()
     for number in asked:
-        assert pool.get(number, lambda n=number: found(n), lambda value: value) == number
+        assert pool.get(number, partial(found, number), lambda value: value) == number
         assert pool.num_bytes <= 100
     assert found.calls == read
 
@@ -89,9 +90,9 @@ def test_functions_of_a_pool_are_apart_and_cleared() -> None:
     """Catches the value of another function with the same arguments, and one kept after clear."""
     pool = Pool(100, 60)
     found = Counting()
-    same = pooled(pool, lambda value: value)(found.__call__)
+    same = pooled(lambda: pool, lambda value: value)(found.__call__)
 
-    @pooled(pool, lambda value: value)
+    @pooled(lambda: pool, lambda value: value)
     def doubled(number: int) -> int:
         return 2 * number
 
@@ -105,15 +106,15 @@ def test_functions_of_a_pool_are_apart_and_cleared() -> None:
 def test_matrices_share_one_bound(save_run: Save, empty_url: str) -> None:
     """Catches a matrix that is kept outside of the pool, or whose size isn't told."""
     run = save_run(Spec(candidates=DEMO[:1]))
-    tokens._MATRICES.clear()
+    tokens.matrices().clear()
     key = (run.run_id, "bf16", "rel_error", 0)
     grid = queries.grid(empty_url, key, run.suite_hash)
     assert grid is not None
-    assert tokens._MATRICES.num_bytes >= grid.values.nbytes + grid.missing.nbytes
+    assert tokens.matrices().num_bytes >= grid.values.nbytes + grid.missing.nbytes
     assert queries.grid(empty_url, key, run.suite_hash) is grid
-    before = tokens._MATRICES.num_bytes
+    before = tokens.matrices().num_bytes
     queries.measured_tokens(empty_url, *key[:3], run.suite_hash)
-    assert tokens._MATRICES.num_bytes > before
+    assert tokens.matrices().num_bytes > before
 
 
 def test_one_token_is_the_column_of_the_matrix(save_run: Save, empty_url: str) -> None:

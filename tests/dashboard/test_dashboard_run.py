@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
@@ -14,7 +15,7 @@ from streamlit.testing.v1 import AppTest
 from tests.dashboard.invented import DEMO, Candidate, Spec
 from tests.dashboard.invented_runs import make_run
 
-from quantwatch.domain import RunResult, RunStatus, Verdict
+from quantwatch.domain import Block, RunResult, RunStatus, Verdict
 from quantwatch.metrics.registry import VERSION
 from quantwatch.store import blocks, runs
 from quantwatch.store.session import open_database
@@ -202,7 +203,12 @@ def test_a_closed_profile_reads_nothing(save_run: Save, monkeypatch: pytest.Monk
     """Catches the matrices of all candidates that are read on each redraw for a closed picture."""
     read: list[str] = []
     whole = blocks.get_column
-    monkeypatch.setattr(blocks, "get_column", lambda *given: read.append(given[2]) or whole(*given))
+
+    def noted(*given: Any) -> Block | None:
+        read.append(given[2])
+        return whole(*given)
+
+    monkeypatch.setattr(blocks, "get_column", noted)
     run = save_run(Spec())
     page = open_run(run=run.run_id, metric="rel_error", tokens="every")
     assert "profile" not in keys(page)

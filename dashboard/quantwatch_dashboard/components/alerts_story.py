@@ -5,7 +5,7 @@ from datetime import datetime, tzinfo
 from typing import Any
 
 from quantwatch.domain import Severity, Verdict
-from quantwatch.store.messages import DEAD
+from quantwatch.store.dead_letters import DEAD
 from quantwatch_dashboard import delivery_words, text
 from quantwatch_dashboard.components.alerts_table import (
     number_against,

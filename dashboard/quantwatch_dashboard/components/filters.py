@@ -1,6 +1,8 @@
 """Filters whose state is in the page's address; what is at its default leaves no trace in it.
 
-As with `picker`, the address wins over the widget when it was changed from outside.
+As with `picker`, the address wins over the widget when it was changed from outside. What it names
+and nothing is called stays in it, and the reader is told: a wider list must not pass for a narrow
+one.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,17 +10,35 @@ from collections.abc import Callable, Sequence
 import streamlit as st
 
 from quantwatch.errors import UserError
+from quantwatch_dashboard.components.markup import tag
 
 Words = Callable[[str], str]
+ANY = "*"
+"""No filter. Nothing can be called that: names begin with a letter or a digit."""
 
 
 def choose(
-    label: str, key: str, options: Sequence[str], shown: Words = str, width: int = 170
+    label: str,
+    key: str,
+    options: Sequence[str],
+    shown: Words = str,
+    width: int = 170,
+    *,
+    moves: bool = False,
 ) -> str:
-    """Let the reader choose one of a list; the first option is the default."""
+    """Let the reader choose one of a list; the first option is the default.
+
+    With `moves` the default is another one tomorrow: the address keeps it, too.
+    """
+    asked = st.query_params.get(key, options[0])
     name = _take(key, options)
     value = str(st.selectbox(label, options, key=name, format_func=shown, width=width))
-    return _keep(key, value, options[0])
+    if asked in options or value != options[0]:
+        return _keep(key, value, "" if moves else options[0])
+    st.session_state[f"seen-{key}"] = asked
+    said = f"“{asked}” is not among these; shown: {shown(value)}"
+    st.html(tag("span", said, class_="qw-note qw-small"), width="content")
+    return value
 
 
 def chosen_now(key: str) -> str:

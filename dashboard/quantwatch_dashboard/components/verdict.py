@@ -75,8 +75,8 @@ def severity_badge(severity: Severity) -> Html:
 
 
 def verdict_word(name: str) -> str:
-    """Return icon and word of a verdict by its value; ``any`` and ``none`` have words, too."""
+    """Return icon and word of a verdict by its value; ``*`` and ``none`` have words, too."""
     if name not in _VERDICTS:
-        return {"any": "All", "none": "– No verdict"}.get(name, name)
+        return {"*": "All", "none": "– No verdict"}.get(name, name)
     shown = _VERDICTS[Verdict(name)]
     return f"{shown.icon} {shown.word}"

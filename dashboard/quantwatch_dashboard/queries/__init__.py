@@ -1,8 +1,9 @@
 """Every read of the database, one module per subject. Only these and `actions` know the store."""
 
 from quantwatch_dashboard.queries.connection import program, shown_url, url
-from quantwatch_dashboard.queries.overview import checks, faults, running
+from quantwatch_dashboard.queries.overview import checks, faults, running, with_trends
 from quantwatch_dashboard.queries.runs import (
+    alerts_of,
     attempts,
     baseline,
     progress,
@@ -27,6 +28,7 @@ from quantwatch_dashboard.queries.tokens import (
 
 __all__ = [
     "BlockKey",
+    "alerts_of",
     "at_token",
     "attempts",
     "baseline",
@@ -49,5 +51,6 @@ __all__ = [
     "token_texts",
     "top_logits",
     "url",
+    "with_trends",
     "worst_tokens",
 ]

@@ -91,19 +91,23 @@ class Pool:
 class _Pooled(Generic[P, T]):
     """A function whose results are in a pool. `clear` empties the pool."""
 
-    def __init__(self, read: Callable[P, T], pool: Pool, size: Callable[[T], int]) -> None:
+    def __init__(
+        self, read: Callable[P, T], pool: Callable[[], Pool], size: Callable[[T], int]
+    ) -> None:
         functools.update_wrapper(self, read)
         self._read, self._pool, self._size = read, pool, size
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         key = (self.__module__, self._read.__qualname__, args, tuple(sorted(kwargs.items())))
-        return self._pool.get(key, lambda: self._read(*args, **kwargs), self._size)
+        return self._pool().get(key, lambda: self._read(*args, **kwargs), self._size)
 
     def clear(self) -> None:
         """Forget what this and the other functions of the pool returned."""
-        self._pool.clear()
+        self._pool().clear()
 
 
-def pooled(pool: Pool, size: Callable[[T], int]) -> Callable[[Callable[P, T]], _Pooled[P, T]]:
-    """Keep a function's results in a pool; its arguments are their key."""
+def pooled(
+    pool: Callable[[], Pool], size: Callable[[T], int]
+) -> Callable[[Callable[P, T]], _Pooled[P, T]]:
+    """Keep a function's results in the pool that `pool` returns; its arguments are their key."""
     return lambda read: _Pooled(read, pool, size)

@@ -17,13 +17,17 @@ from quantwatch_dashboard.queries.connection import LONG_S, database
 from quantwatch_dashboard.summaries import WorstToken, worst
 
 _MAX_PROMPTS = 256
-_MATRICES = Pool(max_bytes=256 << 20, ttl_s=LONG_S)
-"""Matrices of all pages together. One of 126 layers and 30,000 tokens takes 100 MB."""
 _PLACE_BYTES = 160
 """What a token's place takes in memory, besides its text, which the prompt holds."""
 
 BlockKey = tuple[str, str, str, int]
 """Run, candidate, metric, prompt."""
+
+
+@st.cache_resource(max_entries=1, show_spinner=False)
+def matrices() -> Pool:
+    """Return the matrices of all pages together. One of 126 layers, 30,000 tokens takes 100 MB."""
+    return Pool(max_bytes=256 << 20, ttl_s=LONG_S)
 
 
 def _size(grid: TokenGrid | None) -> int:
@@ -45,7 +49,7 @@ def block_kinds(given: str, run_id: str, candidate: str) -> frozenset[tuple[str,
     return frozenset((b.kind, b.metric, b.prompt) for b in found)
 
 
-@pooled(_MATRICES, _size)
+@pooled(matrices, _size)
 def grid(given: str, key: BlockKey, suite_hash: str) -> TokenGrid | None:
     """Return one metric over taps and tokens of one prompt, None when it was not stored."""
     return _grid(given, key, suite_hash)
@@ -87,7 +91,7 @@ def _grid(given: str, key: BlockKey, suite_hash: str) -> TokenGrid | None:
     return TokenGrid(tuple(block.scopes), places, values, missing)
 
 
-@pooled(_MATRICES, _size)
+@pooled(matrices, _size)
 def measured_tokens(
     given: str, run_id: str, candidate: str, metric: str, suite_hash: str
 ) -> TokenGrid | None:
@@ -124,7 +128,7 @@ def _births_size(births: Births) -> int:
     return births.rows.nbytes + births.values.nbytes + _PLACE_BYTES * len(births)
 
 
-@pooled(_MATRICES, _births_size)
+@pooled(matrices, _births_size)
 def births_in(given: str, key: tuple[str, str], prompt: int, suite_hash: str) -> Births:
     """Return the tokens of one prompt that are not finite, for a run and candidate."""
     return _births(given, key, prompt, suite_hash)

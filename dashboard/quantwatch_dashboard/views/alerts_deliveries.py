@@ -1,5 +1,7 @@
 """Deliveries: how each endpoint stands, what was lost, and what was sent."""
 
+from collections.abc import Callable
+
 import streamlit as st
 
 from quantwatch.store.dead_letters import STATES
@@ -7,10 +9,10 @@ from quantwatch.store.endpoints import EndpointState
 from quantwatch_dashboard import clock, delivery_words
 from quantwatch_dashboard.components import asking, filters, page, trouble
 from quantwatch_dashboard.components.alerts_endpoints import delivery_table, endpoint_table
+from quantwatch_dashboard.components.filters import ANY
 from quantwatch_dashboard.components.markup import tag
 from quantwatch_dashboard.queries import alerts as alert_queries
 from quantwatch_dashboard.views import acts, alerts_letters
-from quantwatch_dashboard.views.alerts_letters import ANY
 
 
 def show(url: str) -> None:
@@ -26,7 +28,7 @@ def show(url: str) -> None:
     st.html(endpoint_table(found, clock.now(), clock.zone()))
     names = [state.name for state, _ in found]
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        chosen = filters.choose("Endpoint", "endpoint", [ANY, *names], width=220)
+        chosen = filters.choose("Endpoint", "endpoint", [ANY, *names], _all("endpoints"), 220)
         states = [ANY, *STATES]
         state = filters.choose("State of deliveries", "delivery", states, _word, 220)
     endpoint = None if chosen == ANY else chosen
@@ -50,5 +52,9 @@ def _enable(endpoint: EndpointState) -> None:
         asking.show_said(acts.enable_key(endpoint.name))
 
 
+def _all(what: str) -> Callable[[str], str]:
+    return lambda name: f"all {what}" if name == ANY else name
+
+
 def _word(state: str) -> str:
-    return state if state == ANY else delivery_words.delivery(state).word
+    return "any" if state == ANY else delivery_words.delivery(state).word

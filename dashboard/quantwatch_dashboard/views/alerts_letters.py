@@ -15,8 +15,6 @@ from quantwatch_dashboard.components.markup import tag
 from quantwatch_dashboard.queries import alerts as alert_queries
 from quantwatch_dashboard.roles import Person, Role
 
-ANY = "any"
-"""Every endpoint, in the address and in the filter."""
 _ONE, _ALL = "replay-one", "replay-all"
 _SINCE = ("24h", "1h", "7d", "30d")
 
@@ -44,7 +42,9 @@ def show(url: str, endpoint: str | None, total: int) -> None:
 
 def _tell_one(found: tuple[Delivery, ...]) -> None:
     letters = {one.event_id: one for one in found}
-    filters.choose("Dead letter", "event", list(letters), lambda i: _letter(letters[i]), 600)
+    filters.choose(
+        "Dead letter", "event", list(letters), lambda i: _letter(letters[i]), 600, moves=True
+    )
     asking.button(
         "Tell it again",
         lambda who: actions.replay(who, filters.chosen_now("event")),
@@ -70,7 +70,7 @@ def _tell_all(endpoint: str | None) -> None:
 def _replay_all(who: Person, since: str, endpoint: str | None) -> Replayed:
     """Tell all again as it was asked. Raises UserError when another choice was made since."""
     chosen = filters.chosen_now("since"), filters.chosen_now("endpoint")
-    if chosen != (since, endpoint or ANY):
+    if chosen != (since, endpoint or filters.ANY):
         raise UserError("Another choice was made after the question; nothing was told again.")
     return actions.replay_dead(who, timedelta(seconds=seconds(since)), endpoint)
 

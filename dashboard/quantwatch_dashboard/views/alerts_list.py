@@ -9,11 +9,11 @@ from quantwatch_dashboard.components import filters, page, trouble
 from quantwatch_dashboard.components.alerts import alert_table
 from quantwatch_dashboard.components.alerts_table import ended_table, open_table
 from quantwatch_dashboard.components.checks import moment
+from quantwatch_dashboard.components.filters import ANY
 from quantwatch_dashboard.components.markup import link, tag
 from quantwatch_dashboard.episodes import STATES, Shown, Wanted, filtered
 from quantwatch_dashboard.queries import alerts as alert_queries
 
-_ANY = "any"
 _PAGE = 50
 _MOST_CHECKS = 10
 
@@ -38,10 +38,10 @@ def _filters(url: str) -> Wanted:
     """Let the reader filter."""
     names = sorted(each.check for each in queries.checks(url))
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        check = filters.choose("Check", "check", [_ANY, *names], _all("checks"), 220)
+        check = filters.choose("Check", "check", [ANY, *names], _all("checks"), 220)
         order = ["all", *(name for name in STATES if name != "all")]
         state = filters.choose("State", "state", order, lambda name: STATES[name][0], 220)
-        levels = [_ANY, "critical", "warning"]
+        levels = [ANY, "critical", "warning"]
         severity = filters.choose("Severity", "severity", levels, _all("severities"))
         words = filters.search("Text", "q", "rule, candidate, layer, comment")
     return Wanted(_given(check), state, _given(severity), words)
@@ -87,17 +87,19 @@ def _newest_runs(url: str, check: str | None, found: tuple[Shown, ...]) -> None:
         "Breached by the newest run, without an open alert",
         "Runs that were started by hand and kept no alert, or from before this database did.",
     )
-    for name, run in breached[:_MOST_CHECKS]:
+    shown = breached[:_MOST_CHECKS]
+    alerts = queries.alerts_of(url, tuple(run.run_id for _, run in shown))
+    for name, run in shown:
         when = moment(run.started_at, clock.now(), clock.zone())
         st.html(tag("p", link(name, "run", run=run.run_id), ", run of ", when))
-        st.html(alert_table(queries.result(url, run.run_id)))
+        st.html(alert_table(alerts.get(run.run_id, ()), (each for each, _ in run.candidates)))
     if len(breached) > _MOST_CHECKS:
         st.html(tag("p", f"and {len(breached) - _MOST_CHECKS} more checks", class_="qw-soft"))
 
 
 def _all(what: str) -> Callable[[str], str]:
-    return lambda name: f"all {what}" if name == _ANY else name
+    return lambda name: f"all {what}" if name == ANY else name
 
 
 def _given(value: str) -> str | None:
-    return None if value == _ANY else value
+    return None if value == ANY else value

@@ -9,13 +9,14 @@ from quantwatch.store.kernel_groups import FAILED, NOT_APPLICABLE, PASSED
 from quantwatch.store.kernels import KernelBatch
 from quantwatch_dashboard import clock, kernel_matrix, queries
 from quantwatch_dashboard.components import kernel_words, kernels, page, trouble
+from quantwatch_dashboard.components.filters import ANY
 from quantwatch_dashboard.components.picker import pick
 from quantwatch_dashboard.kernel_matrix import Cell
 from quantwatch_dashboard.queries import kernels as kernel_queries
 from quantwatch_dashboard.views import kernels_inside
 
-_ALL, _NOW = "all", "newest"
-_STATUSES = (_ALL, FAILED, PASSED, NOT_APPLICABLE)
+_NOW = "*"
+_STATUSES = (ANY, FAILED, PASSED, NOT_APPLICABLE)
 Columns = Sequence[DeltaGenerator]
 
 
@@ -67,13 +68,17 @@ def _batch_name(own: dict[str, KernelBatch], name: str) -> str:
 def _filtered(cells: Sequence[Cell], columns: Columns) -> tuple[Cell, ...]:
     operators, _ = kernel_matrix.names(cells)
     with columns[2]:
-        operator = pick("Operator", "op", [_ALL, *operators], _ALL)
+        operator = pick("Operator", "op", [ANY, *operators], ANY, _word)
     with columns[3]:
-        status = pick("Status", "status", _STATUSES, _ALL)
+        status = pick("Status", "status", _STATUSES, ANY, _word)
     return tuple(
         cell for cell in cells
-        if operator in (_ALL, cell.operator) and status in (_ALL, cell.status)
+        if operator in (ANY, cell.operator) and status in (ANY, cell.status)
     )  # fmt: skip
+
+
+def _word(name: str) -> str:
+    return "all" if name == ANY else name
 
 
 def _matrix(

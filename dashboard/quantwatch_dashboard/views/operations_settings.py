@@ -8,12 +8,12 @@ import streamlit as st
 from quantwatch.store.applied import ENDPOINT
 from quantwatch_dashboard import clock, queries, text
 from quantwatch_dashboard.components import facts, page, trouble, upkeep
+from quantwatch_dashboard.components.filters import ANY
 from quantwatch_dashboard.components.markup import link, tag
 from quantwatch_dashboard.components.picker import pick
 from quantwatch_dashboard.queries import operations as operation_queries
 
 _PACKAGES = ("quantwatch", "streamlit", "plotly", "sqlalchemy", "alembic", "pydantic", "numpy")
-_NONE, _ALL = "none", "everybody"
 _MOST_CHANGES = 200
 
 
@@ -46,8 +46,8 @@ def show(url: str) -> None:
 
 def _check(found: operation_queries.Applied) -> None:
     known = {each.check: each for each in found.checks}
-    chosen = pick("Check", "check", [_NONE, *known], _NONE)
-    if chosen == _NONE:
+    chosen = pick("Check", "check", [ANY, *known], ANY, _none_word)
+    if chosen == ANY:
         st.html(tag("p", f"{len(known)} checks are applied.", class_="qw-soft"))
         return
     each = known[chosen]
@@ -62,17 +62,25 @@ def _check(found: operation_queries.Applied) -> None:
 
 
 def _section(url: str, found: operation_queries.Applied) -> None:
-    known = {_words(name): (document, at) for name, document, at in found.sections}
-    chosen = pick("Section or endpoint", "section", [_NONE, *known], _NONE)
+    known = {_words(name): (one.document, one.applied_at) for name, one in found.sections.items()}
+    chosen = pick("Section or endpoint", "section", [ANY, *known], ANY, _none_word)
     parts = operation_queries.service(url).parts
     files = {str(part.details["config"]) for part in parts if part.details.get("config")}
     pairs: list[tuple[str, object]] = [("file", path) for path in sorted(files)]
-    if chosen == _NONE:
+    if chosen == ANY:
         st.html(facts.facts(pairs or [("file", "no running service tells which file it reads")]))
         return
     document, applied_at = known[chosen]
     st.html(facts.facts([*pairs, ("applied", text.instant(applied_at, clock.zone()))]))
     st.html(upkeep.document(document))
+
+
+def _none_word(name: str) -> str:
+    return "none" if name == ANY else name
+
+
+def _everybody(name: str) -> str:
+    return "everybody" if name == ANY else name
 
 
 def _words(name: str) -> str:
@@ -93,8 +101,8 @@ def audit(url: str) -> None:
         return
     with st.columns([1, 3])[0]:
         actors = sorted({entry.actor for entry in found})
-        who = pick("Who", "who", [_ALL, *actors], _ALL)
-    shown = [entry for entry in found if who in (_ALL, entry.actor)]
+        who = pick("Who", "who", [ANY, *actors], ANY, _everybody)
+    shown = [entry for entry in found if who in (ANY, entry.actor)]
     st.html(upkeep.changes(shown, clock.now(), clock.zone()))
 
 

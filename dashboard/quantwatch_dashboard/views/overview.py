@@ -59,7 +59,7 @@ def _checks(url: str, found: Sequence[CheckSummary]) -> None:
     table = st.container()
     with st.container(horizontal=True, vertical_alignment="center", key="qw-pager"):
         first = _PER_PAGE * filters.number_of_page("page", len(shown), _PER_PAGE, wanted)
-        rows = shown[first : first + _PER_PAGE]
+        rows = queries.with_trends(queries.url(), shown[first : first + _PER_PAGE])
         if len(shown) > len(rows):
             said = f"{first + 1}–{first + len(rows)} of {len(shown)} checks"
             st.html(tag("span", said, class_="qw-soft qw-small"), width="content")
@@ -93,9 +93,13 @@ def _wanted(found: Sequence[CheckSummary]) -> Wanted:
         search = filters.search("Search", "q", "check, candidate, tag …")
         state = filters.choose("State", "state", standings.STATES, _STATES.__getitem__)
         tags = (ANY, *standings.tags_of(found))
-        chosen = filters.choose("Tag", "tag", tags) if len(tags) > 1 else ANY
+        chosen = filters.choose("Tag", "tag", tags, _tag_word) if len(tags) > 1 else ANY
         sort = filters.choose("Sorted by", "sort", standings.SORTS, _SORTS.__getitem__)
     return Wanted(search, verdict, state, chosen, sort)
+
+
+def _tag_word(name: str) -> str:
+    return "any" if name == ANY else name
 
 
 def _none_fits(number: int) -> Html:

@@ -5,7 +5,7 @@ import streamlit as st
 from quantwatch.domain import RunResult
 from quantwatch_dashboard import clock, queries
 from quantwatch_dashboard.components import attempts, page, trouble
-from quantwatch_dashboard.queries.forgetting import forget
+from quantwatch_dashboard.queries.forgetting import forget_standings
 
 _EVERY_S = 3
 
@@ -30,7 +30,9 @@ def _live(url: str, result: RunResult) -> None:
     """Ask every few seconds how far the run is; once it has ended the whole page is drawn anew."""
     found = queries.progress(url, result.check, result.run_id)
     if found is None:
-        forget()
+        # Not all that is cached: other pages read other runs.
+        forget_standings(frozenset({result.run_id}), frozenset())
+        queries.attempts.clear()
         st.rerun()
     else:
         st.html(attempts.card(found, clock.now(), clock.zone()))

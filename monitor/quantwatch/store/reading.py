@@ -170,6 +170,11 @@ def _measurements(
     return found
 
 
+def read_alerts(session: Session, run_ids: Sequence[str]) -> dict[str, tuple[Alert, ...]]:
+    """Return what several runs breached, by id, without anything that they measured."""
+    return {run: tuple(alerts) for run, alerts in _alerts(session, run_ids).items()}
+
+
 def _alerts(session: Session, run_ids: Sequence[str]) -> dict[str, list[Alert]]:
     rows = session.execute(
         select(AlertScopeRow, AlertRow, MetricRow.slug, ScopeRow.name)

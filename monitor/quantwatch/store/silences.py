@@ -74,6 +74,17 @@ def active_silences(session: Session) -> list[StoredSilence]:
     return [_record(row) for row in rows]
 
 
+def silences_between(
+    session: Session, since: datetime, until: datetime | None = None
+) -> tuple[StoredSilence, ...]:
+    """Return the silences that held at some time in between, the first one first."""
+    query = select(SilenceRow).where(SilenceRow.ends_at >= since)
+    if until is not None:
+        query = query.where(SilenceRow.starts_at <= until)
+    rows = session.scalars(query.order_by(SilenceRow.starts_at, SilenceRow.id))
+    return tuple(_record(row) for row in rows)
+
+
 def has_ended(session: Session, silence_id: int) -> bool:
     """Say whether there is a silence of that id and it holds no longer."""
     ends_at = session.scalar(select(SilenceRow.ends_at).where(SilenceRow.id == silence_id))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,10 @@ def test_blocks_come_back(db: Database, save: Save, token_blocks: tuple[Block, .
             np.testing.assert_allclose(back.values[seen], block.values[seen], rtol=0.005)
 
 
+def at_column(column: int, _width: int) -> int:
+    return column
+
+
 def test_a_column_comes_back(db: Database, save: Save, token_blocks: tuple[Block, ...]) -> None:
     """Catches a column of another matrix, and an exception beyond the last one."""
     run_id = save(blocks=token_blocks).run_id
@@ -43,7 +48,7 @@ def test_a_column_comes_back(db: Database, save: Save, token_blocks: tuple[Block
     assert whole is not None
     width = whole.values.shape[1]
     for column in range(width):
-        part = get_column(db, run_id, "int8", "lens_kl", 0, lambda _, at=column: at)
+        part = get_column(db, run_id, "int8", "lens_kl", 0, partial(at_column, column))
         assert part is not None
         np.testing.assert_array_equal(part.values, whole.values[:, [column]])
         assert part.scopes == whole.scopes
