@@ -353,7 +353,9 @@ def test_downloads_are_offered(save_run: Save) -> None:
     ("data", "wanted"),
     [
         (["layers.3", 2, 17], {"layer": "layers.3", "prompt": "2", "position": "17"}),
+        (["layers.3", "2", "17"], {"layer": "layers.3", "prompt": "2", "position": "17"}),
         (["layers.3", "0.012", "layers.3.mlp"], {"layer": "layers.3"}),
+        (["L3", "0", "layers.3"], {"layer": "layers.3"}),
         (
             {"0": "layers.3", "1": 2, "2": 17},
             {"layer": "layers.3", "prompt": "2", "position": "17"},
@@ -362,7 +364,16 @@ def test_downloads_are_offered(save_run: Save) -> None:
         (None, {}),
         ([None, None, None], {}),
     ],
-    ids=["cell", "layer chart", "as an object", "nothing", "none", "gap"],
+    ids=[
+        "cell",
+        "cell as text",
+        "layer chart",
+        "layer chart at 0",
+        "as an object",
+        "nothing",
+        "none",
+        "gap",
+    ],
 )
 def test_click_goes_into_the_address(data: object, wanted: dict[str, str]) -> None:
     """Catches a click that is lost, and one on a gap that raises."""

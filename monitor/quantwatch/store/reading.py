@@ -97,7 +97,7 @@ def _result(
         baseline_run_id=run.baseline_run_id,
         baseline_mismatch=tuple(run.baseline_mismatch),
         capture=run.capture,
-        reason=run.reason_text or reason_words(run.reason_code),
+        reason=reason_words(run.reason_code) if run.reason_text is None else run.reason_text,
     )
 
 

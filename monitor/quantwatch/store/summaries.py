@@ -208,7 +208,7 @@ def _summaries(session: Session, query: Query) -> list[RunSummary]:
             num_tokens=row.num_tokens,
             candidates=tuple(candidates.get(row.id, ())),
             num_alerts=row.num_alerts,
-            reason=row.reason_text or reason_words(row.reason_code),
+            reason=reason_words(row.reason_code) if row.reason_text is None else row.reason_text,
         )
         for row in rows
     ]
