@@ -54,6 +54,13 @@ class CheckSummary:
     state: CheckState
 
     @property
+    def unfinished(self) -> RunSummary | None:
+        """The run in trouble, else the newest one if a person cancelled it: told, not counted."""
+        newest = self.newest
+        cancelled = newest is not None and newest.status is RunStatus.CANCELLED
+        return self.trouble or (newest if cancelled else None)
+
+    @property
     def order(self) -> tuple[bool, int, bool, str]:
         """Sort key: worst verdict first, then those in trouble, then by name.
 

@@ -75,8 +75,9 @@ def test_a_run_that_a_person_cancelled_is_no_trouble() -> None:
     crashed = summarize(state(newest=cancelled, latest=failed))
     alone = summarize(state(newest=cancelled, latest=None, decided=None))
 
-    assert (calm.newest, calm.trouble) == (cancelled, None)
-    assert crashed.trouble == failed
+    assert (calm.newest, calm.trouble, calm.unfinished) == (cancelled, None, cancelled)
+    assert (crashed.trouble, crashed.unfinished) == (failed, failed)
+    assert summarize(state()).unfinished is None
     assert alone.trouble is None
     assert headline([calm]) == "All checks pass"
     assert counts([calm]) == "1 check"

@@ -20,8 +20,10 @@ def test_empty_database_has_no_checks(empty_url: str) -> None:
 
 def test_checks_are_worst_first_with_trouble(demo_url: str) -> None:
     """Catches a lost failed run, and a trend that is not aligned with the runs."""
-    demo, chat = queries.checks(demo_url)
+    brief = queries.checks(demo_url)
+    demo, chat = queries.with_trends(demo_url, brief)
 
+    assert [len(one.trends[0].values) for one in brief] == [1, 1], "of rows that are not shown"
     assert (demo.check, demo.decided.verdict if demo.decided else None) == ("demo", "regression")
     assert demo.candidates == ("bf16", "int8", "int4-g64", "int8-fault")
     assert len(demo.trends[3].values) == 7
@@ -126,8 +128,10 @@ def test_check_that_never_succeeded_is_listed(
     (found,) = queries.checks(empty_url)
 
     assert (found.check, found.decided) == ("interrupted", None)
-    assert found.trouble is not None
-    assert found.trouble.reason == "Ctrl-C"
+    assert found.newest is not None
+    assert found.newest.reason == "Ctrl-C"
+    # What a person stopped is not the monitor's trouble.
+    assert found.trouble == (None if status is RunStatus.CANCELLED else found.newest)
 
 
 def test_unknown_run_is_a_user_error(empty_url: str) -> None:

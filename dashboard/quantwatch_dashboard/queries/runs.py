@@ -44,7 +44,8 @@ def _result(given: str, run_id: str) -> RunResult:
 def alerts_of(given: str, run_ids: tuple[str, ...]) -> Mapping[str, tuple[Alert, ...]]:
     """Return what ended runs breached, by id, and nothing else of them."""
     with database(given).reader() as session:
-        return reading.read_alerts(session, run_ids)
+        found = reading.read_alerts(session, run_ids)
+    return {run: tuple(alerts) for run, alerts in found.items()}
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=32, show_spinner=False)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 import streamlit as st
 
 from quantwatch.alerts.silences import matches
-from quantwatch.store.episodes import firing_labels
-from quantwatch.store.silences import active_silences
+from quantwatch.store.silences import active_silences, firing_labels
 from quantwatch_dashboard.queries.connection import SHORT_S, database
 
 

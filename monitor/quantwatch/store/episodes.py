@@ -17,7 +17,6 @@ from quantwatch.store import audit, clock, lookups, watched
 from quantwatch.store.tables import AlertRow, CheckRow, EpisodeRow
 
 INACTIVE = "inactive"
-FIRING = ("firing", "recovering")
 STATE = ("state", "num_breaches", "breach_window", "num_clear", "num_missing", "episode_id")
 """What an update is guarded by: all that the decision was made of."""
 OF_VALUES = ("recovered", "series_missing")
@@ -101,19 +100,6 @@ def open_alerts(session: Session, check_id: int | None = None) -> list[StoredAle
     """Return the alerts that are not inactive, of one check or of all."""
     query = _query().where(AlertRow.state != INACTIVE)
     return _read(session, query if check_id is None else query.where(AlertRow.check_id == check_id))
-
-
-def firing_labels(session: Session) -> list[dict[str, str]]:
-    """Return what silences match on, of every alert that fires; nothing else of it is read."""
-    severity = func.coalesce(EpisodeRow.severity, AlertRow.severity, "")
-    query = (
-        select(CheckRow.name.label("check"), AlertRow.candidate, AlertRow.rule)
-        .add_columns(severity.label("severity"))
-        .join(CheckRow, CheckRow.id == AlertRow.check_id)
-        .outerjoin(EpisodeRow, EpisodeRow.id == AlertRow.episode_id)
-        .where(AlertRow.state.in_(FIRING))
-    )
-    return [dict(row) for row in session.execute(query).mappings()]
 
 
 def all_alerts(session: Session) -> list[StoredAlert]:

@@ -55,7 +55,7 @@ def read_results(
     """
     rows = session.execute(_header(run_ids)).all()
     candidates = _candidates(session, run_ids, metric)
-    alerts, floors = _alerts(session, run_ids), _noise_floor(session, run_ids, metric)
+    alerts, floors = read_alerts(session, run_ids), _noise_floor(session, run_ids, metric)
     return {
         row[0].id: _result(
             row,
@@ -170,12 +170,8 @@ def _measurements(
     return found
 
 
-def read_alerts(session: Session, run_ids: Sequence[str]) -> dict[str, tuple[Alert, ...]]:
+def read_alerts(session: Session, run_ids: Sequence[str]) -> dict[str, list[Alert]]:
     """Return what several runs breached, by id, without anything that they measured."""
-    return {run: tuple(alerts) for run, alerts in _alerts(session, run_ids).items()}
-
-
-def _alerts(session: Session, run_ids: Sequence[str]) -> dict[str, list[Alert]]:
     rows = session.execute(
         select(AlertScopeRow, AlertRow, MetricRow.slug, ScopeRow.name)
         .join(AlertRow, AlertRow.id == AlertScopeRow.alert_id)

@@ -366,7 +366,7 @@ def test_alerts_are_read_alone(db: Database, states: dict[str, CheckState]) -> N
     with db.reader() as session:
         found = read_alerts(session, ids)
         whole = read_results(session, ids)
-    expected = {run_id: run.alerts for run_id, run in whole.items() if run.alerts}
+    expected = {run_id: list(run.alerts) for run_id, run in whole.items() if run.alerts}
     assert found == expected
     assert found
 

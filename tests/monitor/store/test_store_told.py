@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy.orm import Session
 
-from quantwatch.store import backlog, episodes, lookups, told
+from quantwatch.store import backlog, episodes, lookups, silences, told
 from quantwatch.store.session import Database
 from quantwatch.store.tables import AlertRow, DeliveryRow, EventRow
 
@@ -129,9 +129,11 @@ def test_labels_of_what_fires(db: Database) -> None:
         ):
             session.add(AlertRow(check_id=check_id, candidate="int8", rule=rule, state=state, severity="warning"))  # fmt: skip
     with db.reader() as session:
-        found = episodes.firing_labels(session)
+        found = silences.firing_labels(session)
         whole = [
-            one.labels for one in episodes.open_alerts(session) if one.state in episodes.FIRING
+            one.labels
+            for one in episodes.open_alerts(session)
+            if one.state in ("firing", "recovering")
         ]
 
     assert sorted(found, key=str) == sorted(whole, key=str)
