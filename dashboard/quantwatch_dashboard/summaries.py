@@ -35,7 +35,7 @@ class CheckSummary:
 
     `decided` is its newest succeeded run and `since` when the verdict became what it is; `trouble`
     is the newest ended run if that one has no results: the monitor's trouble, not a regression. One
-    that a person cancelled is neither.
+    that a person cancelled is neither, unless there is no other.
     `bands` and `now` belong to `candidates`: None where nothing is compared, and where the decided
     run did not measure the headline.
     """
@@ -106,7 +106,8 @@ class CheckSummary:
 
 def summarize(state: CheckState) -> CheckSummary:
     """Describe a check as it stands: its newest runs as trends, oldest first."""
-    latest, decided = state.latest, state.decided
+    # A cancelled run is no trouble, unless nothing else is known of the check.
+    latest, decided = state.latest or state.newest, state.decided
     names = _candidate_names(state)
     failed = latest is not None and latest.status is not RunStatus.SUCCEEDED
     headlines = [{each.candidate: each for each in run.headlines} for run in state.recent]
