@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -105,11 +106,19 @@ def test_overview_to_run_to_token(address: str, open_page: OpenPage, tmp_path: P
     settled(page, ".js-plotly-plot .heatmaplayer image")
     assert page.inner_text(".qw-what") == "layers.14.mlp.down_proj"
     assert "int8-fault" in page.inner_text(".qw-hero")
-    assert page.locator(".js-plotly-plot").count() == 6
+    # That of one token over the layers is drawn when it is opened.
+    assert page.locator(".js-plotly-plot").count() == 5
     assert page.locator("[data-testid=stException]").count() == 0
     assert f"run={RUN}" in page.url
     assert "candidate=int8-fault" in page.url
     page.screenshot(path=tmp_path / "run.png")
+
+    point = page.locator(".js-plotly-plot:has(.heatmaplayer) .scatterlayer .point").nth(5)
+    point.scroll_into_view_if_needed()
+    box = point.bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_url(re.compile("layer=(layers|embedding)"))
 
     page.locator('.qw-scroll.qw-top a[href*="token="]').first.click()
     settled(page, ".qw-prompt .qw-at")

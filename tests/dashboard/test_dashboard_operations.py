@@ -13,9 +13,10 @@ from tests.dashboard.test_dashboard_views import TIMEOUT_S, html, open_page
 from quantwatch.config.schema import CheckConfig
 from quantwatch.domain import RunStatus
 from quantwatch.store import applied, clock, failed_tasks, leader, queue, schedules
+from quantwatch.store.attempts import Telemetry
 from quantwatch.store.components import Component, Seen, note_seen
 from quantwatch.store.disk import Space
-from quantwatch.store.operations import Leader, Telemetry
+from quantwatch.store.leader import Leader
 from quantwatch.store.session import Database, open_database
 from quantwatch.store.states import UnendedRun
 from quantwatch.store.tables import CheckRow, EndpointRow, RunAttemptRow, RunRow
