@@ -15,9 +15,12 @@ from quantwatch.store.kinds import from_kind
 
 NOT_MEASURED = "not measured"
 NONE = "–"
-ANY = "any"
-"""What a filter is called, in addresses, when it leaves nothing out."""
+ANY = "*"
+"""What a filter is called, in addresses, when it leaves nothing out. Nothing else can be called
+that: names begin with a letter or a digit."""
 _MAX_PLACES = 6
+_TURNING = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Controls of the direction of writing."""
 _LARGEST_FACTOR = 16.0
 _LONGEST_VALUE = 36
 _SHORTEST_DIGEST = 36
@@ -26,12 +29,24 @@ _ID_END = 8
 
 def escape(value: object) -> str:
     """Return text that HTML shows as it is, whatever it contains."""
-    return html.escape(str(value), quote=True)
+    return html.escape(in_order(str(value)), quote=True)
 
 
 def label(value: object) -> str:
     """Return text that Plotly shows as it is: it knows &lt; but not &quot;."""
-    return html.escape(str(value), quote=False)
+    return html.escape(in_order(str(value)), quote=False)
+
+
+def in_order(value: str) -> str:
+    """Return text with what would turn round the rest of its line made visible.
+
+    Only that: other marks belong to how some languages are written.
+    """
+    return _TURNING.sub(lambda found: _visible(found[0]), value) if _may_turn(value) else value
+
+
+def _may_turn(value: str) -> bool:
+    return not value.isascii() and _TURNING.search(value) is not None
 
 
 def number(value: float | None, digits: int = 3) -> str:

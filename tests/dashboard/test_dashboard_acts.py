@@ -16,7 +16,7 @@ from tests.dashboard.test_dashboard_overview import queue
 
 from quantwatch.domain import RunResult, RunStatus
 from quantwatch.errors import NotFoundError, StoreError, UserError
-from quantwatch.store import baselines, failed_tasks, messages
+from quantwatch.store import backlog, baselines, failed_tasks
 from quantwatch.store.session import Database, open_database
 from quantwatch.store.tables import CheckRow, DeliveryRow, EpisodeRow, EventRow, RunRow
 from quantwatch_dashboard.components import trouble
@@ -249,7 +249,7 @@ def test_what_endpoints_have_got_is_read(furnished: str, db: Database) -> None:
     )  # fmt: skip
     subjects = {f"other{i}" for i in range(1200)} | {"demo/int8-fault"}
     with db.reader() as session:
-        found = messages.addressed(session, subjects, {"ops", "pager"})
+        found = backlog.addressed(session, subjects, {"ops", "pager"})
     assert {(one.endpoint, one.subject, one.state) for one in found} == {
         ("ops", "demo/int8-fault", "delivered"), ("pager", "demo/int8-fault", "dead"),
     }  # fmt: skip

@@ -1,6 +1,7 @@
 """What people do on the dashboard, in a real browser, from what they see first to what they need."""
 
 import json
+import re
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -16,6 +17,7 @@ from quantwatch.store.session import open_database
 pytestmark = MARKS
 POINTS = ".js-plotly-plot .scatterlayer .points path"
 HEATMAP = ".js-plotly-plot .heatmaplayer image"
+CELLS = ".js-plotly-plot:has(.heatmaplayer) .scatterlayer .point"
 
 
 def newest(site: Site) -> tuple[str, str]:
@@ -28,9 +30,9 @@ def newest(site: Site) -> tuple[str, str]:
         database.close()
 
 
-def click_point(page: Page, index: int) -> None:
-    """Click on a point of the first chart."""
-    point = page.locator(POINTS).nth(index)
+def click_point(page: Page, index: int, points: str = POINTS) -> None:
+    """Click on a point, of the first chart."""
+    point = page.locator(points).nth(index)
     point.scroll_into_view_if_needed()
     page.wait_for_timeout(300)
     box = point.bounding_box()
@@ -58,8 +60,11 @@ def test_from_the_overview_to_a_token(site: Site, browse: Browse) -> None:
     settled(page, HEATMAP)
     assert page.inner_text(".qw-what") == "layers.14.mlp.down_proj"
     assert "int8-fault" in page.inner_text(".qw-hero")
-    assert page.locator(".js-plotly-plot").count() == 6
+    # That of one token over the layers is drawn when it is opened.
+    assert page.locator(".js-plotly-plot").count() == 5
     assert "candidate=int8-fault" in page.url
+    click_point(page, 5, CELLS)
+    page.wait_for_url(re.compile("layer=(layers|embedding)"))
 
     page.locator('.qw-scroll.qw-top a[href*="prompt="]').first.click()
     settled(page, ".qw-prompt .qw-at")

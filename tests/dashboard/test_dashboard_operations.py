@@ -11,9 +11,10 @@ from tests.dashboard.invented_service import CARD, serve
 from tests.dashboard.pages import AsPerson, html, open_page, press_key
 
 from quantwatch.domain import RunStatus
+from quantwatch.store.attempts import Telemetry
 from quantwatch.store.components import Component, Seen
 from quantwatch.store.disk import Space
-from quantwatch.store.operations import Leader, Telemetry
+from quantwatch.store.leader import Leader
 from quantwatch.store.session import Database
 from quantwatch.store.states import UnendedRun
 from quantwatch.store.tables import CheckRow, EndpointRow, RunRow

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
@@ -15,11 +16,12 @@ from tests.dashboard.invented import DEMO, Candidate, Spec
 from tests.dashboard.invented_runs import make_run
 from tests.dashboard.pages import boxes, html, open_page
 
-from quantwatch.domain import RunResult, RunStatus, Verdict
+from quantwatch.domain import Block, RunResult, RunStatus, Verdict
 from quantwatch.metrics.registry import VERSION
-from quantwatch.store import runs
+from quantwatch.store import blocks, runs
 from quantwatch.store.session import open_database
 from quantwatch_dashboard.components import window
+from quantwatch_dashboard.text import ANY
 
 BASE, RUN = "01JB" + "0" * 22, "01JR" + "0" * 22
 Save = Callable[[Spec], RunResult]
@@ -106,7 +108,7 @@ def test_unknown_layer_is_none(save_run: Save, value: str) -> None:
     """Catches an exception for a layer that this model does not have."""
     save_run(Spec(candidates=DEMO[:1], num_prompts=1))
 
-    assert boxes(open_run(layer=value))["Layer"] == "any"
+    assert boxes(open_run(layer=value))["Layer"] == ANY
 
 
 def test_every_token_of_a_long_prompt_can_be_reached(save_run: Save) -> None:
@@ -179,6 +181,26 @@ def test_births_are_told_for_each_prompt(save_run: Save) -> None:
     assert shown.count(">layers.9.attention<") == 3
     assert "births" in keys(page)
     assert "candidate=nan&amp;layer=layers.9" in shown
+
+
+def test_a_closed_profile_reads_nothing(save_run: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches the matrices of all candidates that are read on each redraw for a closed picture."""
+    read: list[str] = []
+    whole = blocks.get_column
+
+    def noted(*given: Any) -> Block | None:
+        read.append(given[2])
+        return whole(*given)
+
+    monkeypatch.setattr(blocks, "get_column", noted)
+    run = save_run(Spec())
+    page = open_run(run=run.run_id, metric="rel_error", tokens="every")
+    assert "profile" not in keys(page)
+    assert read == []
+    page.session_state["profile-opened"] = True
+    page.run()
+    assert "profile" in keys(page)
+    assert sorted(read) == sorted(c.name for c in run.candidates)
 
 
 def test_finite_run_has_no_birth_map(save_run: Save) -> None:
@@ -303,7 +325,9 @@ def test_downloads_are_offered(save_run: Save) -> None:
     ("data", "wanted"),
     [
         (["layers.3", 2, 17], {"layer": "layers.3", "prompt": "2", "token": "17"}),
+        (["layers.3", "2", "17"], {"layer": "layers.3", "prompt": "2", "token": "17"}),
         (["layers.3", "0.012", "layers.3.mlp"], {"layer": "layers.3"}),
+        (["L3", "0", "layers.3"], {"layer": "layers.3"}),
         (
             {"0": "layers.3", "1": 2, "2": 17},
             {"layer": "layers.3", "prompt": "2", "token": "17"},
@@ -312,7 +336,16 @@ def test_downloads_are_offered(save_run: Save) -> None:
         (None, {}),
         ([None, None, None], {}),
     ],
-    ids=["cell", "layer chart", "as an object", "nothing", "none", "gap"],
+    ids=[
+        "cell",
+        "cell as text",
+        "layer chart",
+        "layer chart at 0",
+        "as an object",
+        "nothing",
+        "none",
+        "gap",
+    ],
 )
 def test_click_goes_into_the_address(data: object, wanted: dict[str, str]) -> None:
     """Catches a click that is lost, and one on a gap that raises."""

@@ -57,7 +57,7 @@ def test_run_page_leads_to_the_fault(save_run: Callable[[Spec], RunResult]) -> N
     assert shown.index("layers.14.mlp.down_proj") < shown.index("Candidates side by side")
     assert "17 × the median of the same place in the other layers" in shown
     assert "int8-fault" in shown
-    assert len(page.get("plotly_chart")) == 6
+    assert len(page.get("plotly_chart")) == 5
     assert "isolated-error-outlier" in shown
     assert "quantwatch check run demo" in shown
     assert re.findall(r'qw-marked">(layers[^<]+)<', shown) == ["layers.14"]

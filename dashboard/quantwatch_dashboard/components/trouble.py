@@ -37,6 +37,7 @@ def guarded(view: Callable[P, None]) -> Callable[P, None]:
         if not access.current().may(Role.VIEWER):
             st.rerun()
         try:
+            _require_text()
             view(*args, **kwargs)
         except ConfigError as error:
             st.html(state("The database is not named correctly", str(error)))
@@ -51,6 +52,13 @@ def guarded(view: Callable[P, None]) -> Callable[P, None]:
             st.html(_unreadable(error))
 
     return show
+
+
+def _require_text() -> None:
+    """Refuse an address with a character that no name has, and that PostgreSQL takes for damage."""
+    for key, value in st.query_params.items():
+        if "\0" in f"{key}{value}":
+            raise NotFoundError(f"The address names something in “{key}” that nothing is called.")
 
 
 def empty() -> Html:
