@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from tests.dashboard.test_dashboard_views import html, open_page
+from tests.dashboard.pages import html, open_page
 
 from quantwatch.config.base import NAME_PATTERN
 from quantwatch_dashboard.components import address, markup
