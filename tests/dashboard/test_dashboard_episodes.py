@@ -178,7 +178,7 @@ def test_messages_that_are_left_out_are_told() -> None:
     moments = story(listed(), Sources(sent=found), hours(10))
 
     assert [moment.what for moment in moments][-2:] == [
-        "Told that it fires",
+        "Notified: firing",
         "1,234 messages are not shown",
     ]
 

@@ -69,7 +69,7 @@ def test_failed_run_is_trouble_not_a_verdict() -> None:
 
 
 def test_a_run_that_a_person_cancelled_is_no_trouble() -> None:
-    """Catches "not measured lately" after a cancelled run, and a crash that one hides."""
+    """Catches "no result lately" after a cancelled run, and a crash that one hides."""
     cancelled, failed = run(4, None, RunStatus.CANCELLED), run(3, None, RunStatus.FAILED)
     calm = summarize(state(newest=cancelled, latest=run(2, Verdict.PASS)))
     crashed = summarize(state(newest=cancelled, latest=failed))
@@ -81,7 +81,7 @@ def test_a_run_that_a_person_cancelled_is_no_trouble() -> None:
     assert alone.trouble == cancelled, "nothing was ever measured"
     assert headline([calm]) == "All checks pass"
     assert counts([calm]) == "1 check"
-    assert counts([crashed]) == "1 check, 1 not measured lately"
+    assert counts([crashed]) == "1 check, 1 with no result lately"
 
 
 def test_worst_check_is_first() -> None:

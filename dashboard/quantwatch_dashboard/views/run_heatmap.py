@@ -113,9 +113,8 @@ def _this_token(focus: Focus, grid: TokenGrid) -> None:
     words = f"Token {focus.position} through the layers, all candidates"
     opened = st.expander(words, key="profile-opened", on_change="rerun")
     # Closed it costs nothing: of each candidate a matrix of this prompt is read for it.
-    if opened.open:
-        with opened:
-            figure = heatmap_words.profile(focus, whole_layers(grid).scopes)
-            picture.choose(
-                figure, "profile", "The chosen token by layer", f"{focus.file_name}-token"
-            )
+    if not opened.open:
+        return
+    figure = heatmap_words.profile(focus, whole_layers(grid).scopes)
+    with opened:
+        picture.choose(figure, "profile", "The chosen token by layer", f"{focus.file_name}-token")
