@@ -57,5 +57,5 @@ migration: setup ## a new migration: make migration m="what changes"
 	@test -n "$(m)" || { echo 'say what changes: make migration m="add a column"'; exit 2; }
 	$(BIN)/alembic revision --autogenerate -m "$(m)"
 
-screenshots: setup ## renew docs/*.png from the demo's database
+screenshots: setup ## renew docs/pictures, from an invented month of nights
 	$(BIN)/python docs/make_screenshots.py $(ARGS)

@@ -8,7 +8,6 @@ their matrices and their statistics agree.
 import math
 import random
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -44,6 +43,10 @@ _USES = ("chat", "summaries", "search", "code")
 _TEAMS = ("search", "assistants", "platform")
 _KINDS = (("int8-channel", 8e-3, 8.13), ("int4-g64", 6e-2, 4.75), ("bf16", 2e-3, 16.0))
 _KINDS += (("int4-gptq", 4e-2, 4.25), ("fp8-e4m3", 1.2e-2, 8.06), ("int3-g32", 1.1e-1, 3.75))
+_SENTENCE = """
+A model that answers in production is measured each night against the one it was made from , token
+by token and layer by layer ; what changed is said in words .
+"""
 _UNMOVED = ("nll_reference", "nll_candidate")
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
@@ -154,9 +157,11 @@ def template(plan: Plan, index: int, worse: str | None) -> Template:
     """Return the models' errors of a check, aggregated by the real sink."""
     index %= NUM_TEMPLATES
     candidates = _candidates(plan, index, worse)
-    spec = Spec(candidates=candidates, num_layers=plan.layers, num_prompts=6, num_tokens=48)
-    with tempfile.TemporaryDirectory() as folder:
-        result, suite, blocks = make_run(spec, Path(folder))
+    spec = Spec(
+        candidates=candidates, num_layers=plan.layers, num_prompts=6, num_tokens=48,
+        pieces=tuple(_SENTENCE.split()),
+    )  # fmt: skip
+    result, suite, blocks = make_run(spec)
     return Template(result, suite, blocks, tuple(_numbers(c) for c in result.candidates))
 
 

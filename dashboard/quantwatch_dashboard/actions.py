@@ -211,10 +211,9 @@ def _configured(check: str) -> tuple[CheckConfig, str]:
     Raises UserError when neither knows it: nobody could say what to measure.
     """
     with _readable().reader() as session:
-        document = applied.applied_checks(session).get(check)
-        folder = applied.applied_folders(session).get(check, "")
-    if document is not None:
-        return parse(CheckConfig, document, f"check {check} as it was applied"), folder
+        known = applied.applied_checks(session).get(check)
+    if known is not None:
+        return parse(CheckConfig, known.config, f"check {check} as it was applied"), known.folder
     path = find_config(Path.cwd(), os.environ)
     in_file = load_config(path).checks if path is not None else {}
     if path is None or check not in in_file:

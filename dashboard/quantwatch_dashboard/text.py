@@ -1,37 +1,48 @@
 """Numbers, times and names as a person reads them. Nothing here returns markup."""
 
 import html
-import json
 import math
 import re
 from collections.abc import Sequence
 from datetime import datetime, tzinfo
-from typing import Any
 
-from quantwatch.domain import UNDECIDED, Json
-from quantwatch.domain.drift import ABSENT
+from quantwatch.domain import UNDECIDED
 from quantwatch.report.numbers import Number
 from quantwatch.store.kinds import from_kind
 
 NOT_MEASURED = "not measured"
 NONE = "–"
-ANY = "any"
-"""What a filter is called, in addresses, when it leaves nothing out."""
+ANY = "*"
+"""What a filter is called, in addresses, when it leaves nothing out. Nothing else can be called
+that: names begin with a letter or a digit."""
 _MAX_PLACES = 6
+_TURNING = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Controls of the direction of writing."""
 _LARGEST_FACTOR = 16.0
-_LONGEST_VALUE = 36
 _SHORTEST_DIGEST = 36
 _ID_END = 8
 
 
 def escape(value: object) -> str:
     """Return text that HTML shows as it is, whatever it contains."""
-    return html.escape(str(value), quote=True)
+    return html.escape(in_order(str(value)), quote=True)
 
 
 def label(value: object) -> str:
     """Return text that Plotly shows as it is: it knows &lt; but not &quot;."""
-    return html.escape(str(value), quote=False)
+    return html.escape(in_order(str(value)), quote=False)
+
+
+def in_order(value: str) -> str:
+    """Return text with what would turn round the rest of its line made visible.
+
+    Only that: other marks belong to how some languages are written.
+    """
+    return _TURNING.sub(lambda found: _visible(found[0]), value) if _may_turn(value) else value
+
+
+def _may_turn(value: str) -> bool:
+    return not value.isascii() and _TURNING.search(value) is not None
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -198,19 +209,6 @@ def clip(value: str, length: int) -> str:
 def shape(sizes: Sequence[int]) -> str:
     """Return a shape as people write it: ``16 × 576 × 1536``."""
     return " × ".join(map(str, sizes)) or "scalar"
-
-
-def change(record: Json) -> str:
-    """Return what changed from run to run: ``driver: 550.1 → 560.2``; digests by their start."""
-    name = str(record["name"]).removeprefix("environment.")
-    return f"{name}: {_changed(record['baseline'])} → {_changed(record['value'])}"
-
-
-def _changed(value: Any) -> str:
-    if value == ABSENT:
-        return "absent"
-    shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return clip(digest(shown), _LONGEST_VALUE)
 
 
 def digest(value: str) -> str:

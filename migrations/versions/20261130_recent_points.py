@@ -1,5 +1,11 @@
-"""The headline of each check's newest runs, and since when its verdict is what it is."""
+"""The headline of each check's newest runs, and since when its verdict is what it is.
 
+What takes long reads years of runs. That comes before anything is locked that the service writes:
+with the foreign keys no run may be written to until the end. What ended meanwhile is made good.
+"""
+
+from collections.abc import Collection
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -40,7 +46,7 @@ FROM (
     SELECT id, check_id, started_at, CASE
       WHEN EXISTS (SELECT 1 FROM run_candidate AS own WHERE own.run_id = run.id) THEN 1
       ELSE 0 END AS measured
-    FROM run WHERE status IN ('succeeded', 'failed', 'timed_out', 'abandoned')
+    FROM run WHERE status IN ('succeeded', 'failed', 'timed_out', 'abandoned') AND {{which}}
   ) AS ended
 ) AS r
 LEFT JOIN run_candidate AS c ON c.run_id = r.id
@@ -52,10 +58,11 @@ LEFT JOIN noise_floor AS f ON f.run_id = r.id
   AND f.scope_id = (SELECT id FROM scope WHERE name = 'model')
 WHERE r.place <= {_KEPT} AND r.results - r.measured < {_KEPT}"""
 # The first succeeded run after the last one with another verdict. Each set is read once: a check
-# has thousands of runs, and the table is locked meanwhile.
+# has thousands of runs.
 _SINCE = """
 WITH told AS (
-  SELECT l.check_id, n.verdict FROM latest_run AS l JOIN run AS n ON n.id = l.succeeded_run_id
+  SELECT l.check_id, n.verdict, n.id FROM latest_run AS l
+  JOIN run AS n ON n.id = l.succeeded_run_id WHERE {which}
 ), other AS (
   SELECT told.check_id, MAX(r.started_at) AS at
   FROM told JOIN run AS r ON r.check_id = told.check_id AND r.verdict <> told.verdict
@@ -67,13 +74,69 @@ WITH told AS (
   WHERE r.status = 'succeeded' AND (other.at IS NULL OR r.started_at > other.at)
   GROUP BY told.check_id
 )
-UPDATE latest_run SET verdict_since = streak.at FROM streak
-WHERE streak.check_id = latest_run.check_id"""
+SELECT told.check_id, told.id, streak.at
+FROM told JOIN streak ON streak.check_id = told.check_id"""
+_ALL = "1 = 1"
 
 
 def upgrade() -> None:
     _bound_lock_waits()
+    keys = (_to("run_id", "run", ondelete="CASCADE"), _to("check_id", "check"))
+    # SQLite lets one write at a time anyway, and can't add a key to a table that is there.
+    late = op.get_bind().dialect.name != "sqlite"
+    _create_table(() if late else keys)
+    op.execute(_POINTS.format(which=_ALL))
+    since = _since(_ALL)
+    if late:
+        op.execute('LOCK TABLE run, "check", latest_run IN SHARE ROW EXCLUSIVE MODE')
+        _make_good(since)
+        for key in keys:
+            table = key.elements[0].target_fullname.rpartition(".")[0]
+            op.create_foreign_key(
+                str(key.name), "recent_point", table, list(key.column_keys), ["id"],
+                ondelete=key.ondelete,
+            )  # fmt: skip
     op.add_column("latest_run", sa.Column("verdict_since", _TIME, nullable=True))
+    _note(since)
+
+
+def _since(which: str) -> dict[int, tuple[str, datetime]]:
+    """Return, by check, the newest succeeded run and when the first with its verdict began."""
+    columns = {"check_id": _INT, "id": _STRING, "at": _TIME}
+    query = sa.text(_SINCE.format(which=which)).columns(**columns)
+    return {row.check_id: (row.id, row.at) for row in op.get_bind().execute(query)}
+
+
+def _note(since: dict[int, tuple[str, datetime]]) -> None:
+    latest = sa.table("latest_run", sa.column("check_id"), sa.column("verdict_since", _TIME))
+    for check_id, (_, at) in since.items():
+        op.execute(sa.update(latest).where(latest.c.check_id == check_id).values(verdict_since=at))
+
+
+def _make_good(since: dict[int, tuple[str, datetime]]) -> None:
+    """Take in runs that ended while the points were written, and leave out those deleted."""
+    bind = op.get_bind()
+    op.execute("DELETE FROM recent_point WHERE run_id NOT IN (SELECT id FROM run)")
+    ended = bind.execute(
+        sa.text(
+            "SELECT check_id FROM latest_run AS l WHERE NOT EXISTS"
+            " (SELECT 1 FROM recent_point AS p WHERE p.run_id = l.run_id)"
+        )
+    )
+    if checks := [row.check_id for row in ended]:
+        op.execute(f"DELETE FROM recent_point WHERE {_among('check_id', checks)}")
+        op.execute(_POINTS.format(which=_among("run.check_id", checks)))
+    newest = bind.execute(sa.text("SELECT check_id, succeeded_run_id FROM latest_run"))
+    known = {check: run for check, (run, _) in since.items()}
+    if other := [row.check_id for row in newest if known.get(row.check_id) != row.succeeded_run_id]:
+        since |= _since(_among("l.check_id", other))
+
+
+def _among(column: str, checks: Collection[int]) -> str:
+    return f"{column} IN ({', '.join(map(str, checks))})"
+
+
+def _create_table(keys: Collection[sa.ForeignKeyConstraint]) -> None:
     op.create_table(
         "recent_point",
         *_columns(_STRING, "run_id"),
@@ -85,8 +148,7 @@ def upgrade() -> None:
         *_columns(_STRING, "kind"),
         *_columns(_DOUBLE, "se", "floor", nullable=True),
         sa.PrimaryKeyConstraint("run_id", "idx", name=op.f("pk_recent_point")),
-        _to("run_id", "run", ondelete="CASCADE"),
-        _to("check_id", "check"),
+        *keys,
         sa.CheckConstraint(
             "(kind = 'finite') = (value IS NOT NULL)",
             name=op.f("ck_recent_point_value_iff_finite"),
@@ -96,8 +158,6 @@ def upgrade() -> None:
     op.create_index(
         op.f("ix_recent_point_check_id_started_at"), "recent_point", ["check_id", "started_at"]
     )
-    op.execute(_POINTS)
-    op.execute(_SINCE)
 
 
 def downgrade() -> None:

@@ -2,17 +2,27 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import streamlit as st
+from playwright.sync_api import BrowserContext, Page
 from sqlalchemy import make_url
+from tests.dashboard.browsing import DESK, WAIT_MS, Browse, profile, require_chromium, watched
 from tests.dashboard.invented import Spec
 from tests.dashboard.invented_actions import furnish
+from tests.dashboard.invented_episodes import write_ended
+from tests.dashboard.invented_kernels import fill_kernels
 from tests.dashboard.invented_runs import fill_history, make_run, save, save_ended
+from tests.dashboard.invented_service import begin_going, serve
+from tests.dashboard.pages import AsPerson
 
 from quantwatch.domain import RunResult, RunStatus
 from quantwatch.store.session import Database, open_database
+from quantwatch_dashboard import access
+from quantwatch_dashboard.launch import serving
+from quantwatch_dashboard.roles import How, Person, Role
 
 
 @pytest.fixture
@@ -35,7 +45,9 @@ def save_run(empty_url: str, tmp_path: Path) -> Callable[[Spec], RunResult]:
 @pytest.fixture
 def planted(tmp_path: Path) -> RunResult:
     """The demo's run: four candidates, one with a planted fault."""
-    return make_run(Spec(), tmp_path)[0]
+    run = make_run(Spec())[0]
+    # What is kept of a candidate is kept for as long as it lives: each test has its own.
+    return replace(run, candidates=tuple(replace(each) for each in run.candidates))
 
 
 @pytest.fixture
@@ -73,3 +85,70 @@ def db(furnished: str) -> Iterator[Database]:
     database = open_database(furnished, read_only=True)
     yield database
     database.close()
+
+
+@pytest.fixture
+def as_person(monkeypatch: pytest.MonkeyPatch) -> AsPerson:
+    """Let somebody with a role look at the pages from now on."""
+
+    def come(role: Role, name: str = "ann", how: How = How.SIGNED_IN) -> Person:
+        person = Person(name, role, how)
+        monkeypatch.setattr(access, "current", lambda: person)
+        return person
+
+    return come
+
+
+@dataclass(frozen=True)
+class Site:
+    """A dashboard that is served, its database, and the alert of it that fires."""
+
+    address: str
+    database: str
+    alert: int
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[BrowserContext]:
+    """Headless Chromium, once for all tests; a skip, in CI a failure, without it."""
+    require_chromium()
+    with profile() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def site(
+    chromium: BrowserContext,
+    filled: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Site]:
+    """The dashboard of a database with something on every page; tests may act on it."""
+    own = shutil.copy(filled, tmp_path_factory.mktemp("site") / "quantwatch.db")
+    url = f"sqlite:///{own}"
+    alert = furnish(url)
+    write_ended(url, alert)
+    fill_kernels(url)
+    serve(url)
+    begin_going(url)
+    with serving(url, WAIT_MS / 1000) as address:
+        yield Site(address, url, alert)
+
+
+@pytest.fixture
+def browse(chromium: BrowserContext) -> Iterator[Browse]:
+    """Open pages without cookies, 1280 px wide and light until told otherwise."""
+    chromium.clear_cookies()
+    opened = []
+
+    def browse(url: str) -> tuple[Page, list[str]]:
+        page = chromium.new_page()
+        opened.append(page)
+        page.set_viewport_size(DESK)
+        page.emulate_media(color_scheme="light")
+        errors = watched(page)
+        page.goto(url)
+        return page, errors
+
+    yield browse
+    for page in opened:
+        page.close()

@@ -3,7 +3,7 @@
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import numpy as np
@@ -28,7 +28,7 @@ UNSEEN = NUM_TOKENS - 1
 """A token id that no prompt contains."""
 PARTS = ("attention", "mlp", "mlp.down_proj")
 START = datetime(2026, 11, 1, 3, 0, tzinfo=UTC)
-TEXT = [
+TEXT = (
     "The",
     "quick",
     "brown",
@@ -60,7 +60,7 @@ TEXT = [
     "x",
     "+",
     "1",
-]
+)
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,12 @@ class Spec:
 
     check: str = "demo"
     run_id: str = "01JDEMO0000000000000000000"
-    candidates: Sequence[Candidate] = DEMO
+    candidates: tuple[Candidate, ...] = DEMO
     started_at: datetime = START
     num_layers: int = 30
     num_prompts: int = 4
     num_tokens: int = 64
-    pieces: Sequence[str] = field(default_factory=lambda: TEXT)
+    pieces: tuple[str, ...] = TEXT
     drift: float = 1.0
     store_text: bool = True
 

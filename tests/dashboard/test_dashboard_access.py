@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
+from tests.dashboard.pages import html
 
 from quantwatch_dashboard import access, launch
 from quantwatch_dashboard.roles import Visit
@@ -52,11 +53,6 @@ def app(auth: Any = None, **claims: Any) -> AppTest:
     found.run()
     assert not found.exception, found.exception
     return found
-
-
-def html(page: AppTest) -> str:
-    found = [element.proto.body for element in page.get("html")]
-    return "\n".join(body for body in found if not body.startswith("<style>"))
 
 
 def labels(page: AppTest) -> list[str]:

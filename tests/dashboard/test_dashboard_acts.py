@@ -10,31 +10,22 @@ from streamlit.testing.v1 import AppTest
 from tests.dashboard.invented import Spec
 from tests.dashboard.invented_actions import ENDPOINT, EVENT, NOW, QUARANTINED, endpoint_state
 from tests.dashboard.invented_episodes import write_ended
+from tests.dashboard.pages import AsPerson, html, open_page, press_key
 from tests.dashboard.test_dashboard_operations import open_part
 from tests.dashboard.test_dashboard_overview import queue
-from tests.dashboard.test_dashboard_views import html, open_page
 
 from quantwatch.domain import RunResult, RunStatus
 from quantwatch.errors import NotFoundError, StoreError, UserError
-from quantwatch.store import baselines, failed_tasks, messages
+from quantwatch.store import backlog, baselines, failed_tasks
 from quantwatch.store.session import Database, open_database
 from quantwatch.store.tables import CheckRow, DeliveryRow, EpisodeRow, EventRow, RunRow
-from quantwatch_dashboard import access
 from quantwatch_dashboard.components import trouble
-from quantwatch_dashboard.roles import AccessError, How, Person, Role
+from quantwatch_dashboard.roles import AccessError, Role
 
 
 @pytest.fixture(autouse=True)
-def admin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the reader be somebody who may do everything."""
-    monkeypatch.setattr(access, "current", lambda: Person("ann", Role.ADMIN, How.SIGNED_IN))
-
-
-def press(page: AppTest, *keys: str) -> AppTest:
-    for key in keys:
-        page.button(key=key).click().run()
-        assert not page.exception, page.exception
-    return page
+def _admin(as_person: AsPerson) -> None:
+    as_person(Role.ADMIN)
 
 
 def change(url: str, *statements: Any) -> None:
@@ -50,7 +41,7 @@ def change(url: str, *statements: Any) -> None:
 def asked(page: AppTest, key: str) -> tuple[str, str]:
     """Return the label of a button and the question that it asks, as the page has them."""
     label = page.button(key=f"ask-{key}").label
-    press(page, f"ask-{key}")
+    press_key(page, f"ask-{key}")
     [question] = [each for each in page.get("html") if 'class="qw-ask"' in each.proto.body]
     return label, question.proto.body
 
@@ -84,7 +75,7 @@ def test_cancelling_is_asked_and_answered_alike(demo_url: str) -> None:
     first, second = (asked(page, key) for page in pages)
     assert first == second
     assert "It will not run." in second[1]
-    press(pages[1], f"do-{key}")
+    press_key(pages[1], f"do-{key}")
     assert "The run is cancelled." in html(pages[1])
 
 
@@ -94,7 +85,7 @@ def test_a_run_under_way_is_asked_to_stop(demo_url: str) -> None:
     change(demo_url, update(RunRow).where(RunRow.id == run_id).values(status="measuring"))
     page = open_part("Service")
     assert "is lost" in asked(page, f"cancel-{run_id}")[1]
-    press(page, f"do-cancel-{run_id}")
+    press_key(page, f"do-cancel-{run_id}")
 
     assert "The run is asked to stop" in html(page)
     assert not [b for b in page.button if b.label.startswith("Cancel run")]
@@ -146,7 +137,7 @@ def test_a_pin_is_what_was_chosen_last(furnished: str, db: Database) -> None:
     offered = " ".join(box.options)
     other = next(run for run in runs(db) if run != box.value and run[-8:] in offered)
     box.set_value(other)
-    press(page, "do-pin-demo")
+    press_key(page, "do-pin-demo")
 
     assert baselines.get_pinned(db, "demo") == other
     assert f"Later runs are compared with …{other[-8:]}" in html(page)
@@ -165,7 +156,7 @@ def test_a_replay_is_of_what_was_chosen_last(furnished: str, db: Database) -> No
     before = str(box.value)
     after = EVENT if before != EVENT else f"01JF{0:022d}"
     box.set_value(after)
-    press(page, "do-replay-one")
+    press_key(page, "do-replay-one")
 
     with db.reader() as session:
         states = dict(session.execute(select(DeliveryRow.event_id, DeliveryRow.state)).all())
@@ -174,9 +165,9 @@ def test_a_replay_is_of_what_was_chosen_last(furnished: str, db: Database) -> No
 
 def test_all_are_told_again_only_as_it_was_asked(furnished: str, db: Database) -> None:
     """Catches thirty days told again after a question about one."""
-    page = press(open_page("alerts", show="deliveries", endpoint=ENDPOINT), "ask-replay-all")
+    page = press_key(open_page("alerts", show="deliveries", endpoint=ENDPOINT), "ask-replay-all")
     page.selectbox(key="filter-since").set_value("30d")
-    press(page, "do-replay-all")
+    press_key(page, "do-replay-all")
 
     assert "Another choice was made after the question" in html(page)
     with db.reader() as session:
@@ -258,7 +249,7 @@ def test_what_endpoints_have_got_is_read(furnished: str, db: Database) -> None:
     )  # fmt: skip
     subjects = {f"other{i}" for i in range(1200)} | {"demo/int8-fault"}
     with db.reader() as session:
-        found = messages.addressed(session, subjects, {"ops", "pager"})
+        found = backlog.addressed(session, subjects, {"ops", "pager"})
     assert {(one.endpoint, one.subject, one.state) for one in found} == {
         ("ops", "demo/int8-fault", "delivered"), ("pager", "demo/int8-fault", "dead"),
     }  # fmt: skip

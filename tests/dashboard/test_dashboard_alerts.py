@@ -4,24 +4,20 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select, update
-from streamlit.testing.v1 import AppTest
 from tests.dashboard.invented_actions import CONFIG, EPISODE, apply_to_demo, endpoint_state
 from tests.dashboard.invented_episodes import write_ended
-from tests.dashboard.test_dashboard_views import html, open_page
+from tests.dashboard.pages import AsPerson, html, open_page, press_key
 
 from quantwatch.store import audit, silences
 from quantwatch.store.session import Database, open_database
 from quantwatch.store.tables import AlertRow, DeliveryRow, EpisodeRow
-from quantwatch_dashboard import access
-from quantwatch_dashboard.roles import How, Person, Role
+from quantwatch_dashboard.roles import Role
 from quantwatch_dashboard.views import alerts_silences
 
 
 @pytest.fixture(autouse=True)
-def admin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the reader be somebody who may do everything."""
-    person = Person("ann@example.com", Role.ADMIN, How.SIGNED_IN)
-    monkeypatch.setattr(access, "current", lambda: person)
+def _admin(as_person: AsPerson) -> None:
+    as_person(Role.ADMIN, "ann@example.com")
 
 
 @pytest.fixture
@@ -35,13 +31,6 @@ def newest(db: Database) -> tuple[str, str]:
     """Return who did what last."""
     entry = audit.list_entries(db, 1)[0]
     return entry.actor, entry.action
-
-
-def press(page: AppTest, key: str) -> AppTest:
-    """Press a button; no page may ever show an exception."""
-    page.button(key=key).click().run()
-    assert not page.exception, page.exception
-    return page
 
 
 @pytest.mark.usefixtures("furnished")
@@ -90,9 +79,9 @@ def test_filters_are_restored_from_the_address(
 def test_an_alert_is_acknowledged(db: Database, alert: int) -> None:
     """Catches a button that does nothing, or a page that does not show what it did."""
     page = open_page("alerts", alert=str(alert))
-    press(page, f"ask-ack-{EPISODE}")
+    press_key(page, f"ask-ack-{EPISODE}")
     page.text_input(key=f"words-ack-{EPISODE}").input("rolled back")
-    press(page, f"do-ack-{EPISODE}")
+    press_key(page, f"do-ack-{EPISODE}")
 
     assert newest(db) == ("ann@example.com", "acknowledge")
     assert "acknowledged by <b>ann@example.com</b>" in html(page)
@@ -108,14 +97,14 @@ def test_a_silence_says_first_what_it_matches(db: Database, alert: int) -> None:
     assert "Matches nothing that is open now" in html(page)
     page.text_input(key=f"silence-rule-{key}").input("output-*").run()
     page.text_input(key=f"silence-why-{key}").input("new calibration data")
-    press(page, f"do-silence-{key}")
+    press_key(page, f"do-silence-{key}")
 
     with db.reader() as session:
         (made,) = silences.active_silences(session)
     assert made.matcher == {"check": "demo", "candidate": "int8-fault", "rule": "output-*"}
     assert (made.ends_at - made.starts_at).total_seconds() == 8 * 3600
     assert "silenced by ann@example.com" in html(page)
-    press(page, f"do-unsilence-{made.id}")
+    press_key(page, f"do-unsilence-{made.id}")
     assert "The silence has ended" in html(page)
     assert newest(db) == ("ann@example.com", "unsilence")
 
@@ -135,7 +124,7 @@ def test_a_silence_that_is_refused(
     page.text_input(key="silence-check-new").input("demo")
     page.selectbox(key="silence-for-new").set_value(length)
     page.text_input(key="silence-why-new").input("" if length == "8h" else "why")
-    press(page, "do-silence-new")
+    press_key(page, "do-silence-new")
 
     assert words in html(page)
     with db.reader() as session:
@@ -172,13 +161,13 @@ def test_a_dead_letter_is_told_again(furnished: str, db: Database) -> None:
     endpoint_state(furnished, "disabled_gone")
     page = open_page("alerts", show="deliveries", endpoint="ops")
     assert "the receiver is gone (410)" in html(page)
-    press(page, "do-replay-one")
+    press_key(page, "do-replay-one")
     assert "Endpoint ops is disabled_gone" in html(page)
-    press(page, "ask-enable-ops")
-    press(page, "do-enable-ops")
+    press_key(page, "ask-enable-ops")
+    press_key(page, "do-enable-ops")
     assert "Enabled. Its dead letters" in html(page)
-    press(page, "ask-replay-all")
-    press(page, "do-replay-one")
+    press_key(page, "ask-replay-all")
+    press_key(page, "do-replay-one")
 
     assert newest(db) == ("ann@example.com", "delivery.replay")
     with db.reader() as session:
@@ -189,8 +178,8 @@ def test_the_dead_letters_of_one_endpoint_alone(furnished: str, db: Database, al
     """Catches a replay for one receiver that wakes the other one, too."""
     write_ended(furnished, alert)
     page = open_page("alerts", show="deliveries", endpoint="pager", since="30d")
-    press(page, "ask-replay-all")
-    press(page, "do-replay-all")
+    press_key(page, "ask-replay-all")
+    press_key(page, "do-replay-all")
 
     assert "1 delivery is pending again." in html(page)
     assert (audit.list_entries(db, 1)[0].after or {})["endpoint"] == "pager"
@@ -201,11 +190,10 @@ def test_the_dead_letters_of_one_endpoint_alone(furnished: str, db: Database, al
 
 
 def test_without_the_role_nothing_can_be_pressed(
-    furnished: str, alert: int, monkeypatch: pytest.MonkeyPatch
+    furnished: str, alert: int, as_person: AsPerson
 ) -> None:
     """Catches a viewer who silences, and a page that hides what they could not do."""
-    viewer = Person("vera@example.com", Role.VIEWER, How.SIGNED_IN)
-    monkeypatch.setattr(access, "current", lambda: viewer)
+    as_person(Role.VIEWER)
 
     for query in ({"alert": str(alert)}, {"show": "silences"}, {"show": "deliveries"}):
         page = open_page("alerts", **query)

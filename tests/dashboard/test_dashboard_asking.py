@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
+from tests.dashboard.pages import AsPerson, html, press
 
 from quantwatch.errors import StoreError
-from quantwatch_dashboard import access, clock
+from quantwatch_dashboard import clock
 from quantwatch_dashboard.components import asking
-from quantwatch_dashboard.roles import How, Person, Role
+from quantwatch_dashboard.roles import How, Role
 
 NOW = datetime(2026, 11, 30, 1, tzinfo=UTC)
 DONE: list[tuple[str, ...]] = []
@@ -44,28 +45,16 @@ def _forgotten() -> Iterator[None]:
 
 
 @pytest.fixture
-def page(monkeypatch: pytest.MonkeyPatch) -> Any:
+def page(as_person: AsPerson) -> Any:
     """Return the page as somebody with a role sees it."""
 
     def opened(role: Role, how: How = How.SIGNED_IN) -> AppTest:
-        monkeypatch.setattr(access, "current", lambda: Person("ann", role, how))
+        as_person(role, how=how)
         found = AppTest.from_string(PAGE, default_timeout=60).run()
         assert not found.exception
         return found
 
     return opened
-
-
-def html(page: AppTest) -> str:
-    return "\n".join(element.proto.body for element in page.get("html"))
-
-
-def press(page: AppTest, label: str) -> AppTest:
-    (button,) = (one for one in page.button if one.label == label)
-    assert not button.disabled
-    button.click().run()
-    assert not page.exception
-    return page
 
 
 OFF = {
@@ -172,13 +161,10 @@ def test_the_answer_goes_away(page: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "waits" not in html(shown.run())
 
 
-def test_a_role_that_was_lost_meanwhile_does_nothing(
-    page: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_role_that_was_lost_meanwhile_does_nothing(page: Any, as_person: AsPerson) -> None:
     """Catches an open page that goes on acting after its sign-in has ended."""
     shown = page(Role.OPERATOR)
-    nobody = Person("anonymous", Role.NONE, How.EXPIRED)
-    monkeypatch.setattr(access, "current", lambda: nobody)
+    nobody = as_person(Role.NONE, "anonymous", How.EXPIRED)
     press(shown, "Run now")
 
     # The act is told who presses now, and `actions` refuse; nothing is remembered from before.

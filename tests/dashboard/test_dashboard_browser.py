@@ -1,146 +1,123 @@
-"""The real dashboard in a real browser."""
+"""Every page in a real browser: it draws without an error, and everybody can read and operate it."""
 
-import json
-import os
-from collections.abc import Callable, Iterator
+import shutil
 from pathlib import Path
-from typing import Literal
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
-from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
+from playwright.sync_api import Page, expect
+from tests.dashboard.browsing import (
+    DESK,
+    MARKS,
+    PHONE,
+    WAIT_MS,
+    Browse,
+    settled,
+    sideways,
+    unnamed,
+    unreachable,
+    unreadable,
+)
+from tests.dashboard.conftest import Site
+from tests.dashboard.invented_service import GOING
+from tests.dashboard.pages import menu
 
 from quantwatch_dashboard.launch import serving
 
-CHROMIUM = Path("/usr/bin/chromium")
-FLAGS = (
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--no-first-run",
-)  # fmt: skip
-WAIT_MS = 180_000
-"""Generous: CI machines are busy. It bounds every single wait, never the speed."""
-RUN = "01JD0000000000000000000006"
-OpenPage = Callable[..., tuple[Page, list[str]]]
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not CHROMIUM.exists() and "CI" not in os.environ, reason=f"{CHROMIUM} is not installed"
-    ),
-]
+pytestmark = MARKS
+ADDRESS = {"overview": ""}
+"""The first page has none of its own."""
+DRAWN = {"overview": ".qw-overview", "run": ".heatmaplayer image", "compare": ".heatmaplayer image"}
+"""What is drawn last; other pages are there with their title."""
+INSIDE = {
+    "one alert": ("alerts?alert={alert}", ".qw-story"),
+    "deliveries": ("alerts?show=deliveries", "h1"),
+    "a run under way": (f"run?run={GOING}", ".qw-progress"),
+    "an unknown run": ("run?run=nobody", ".qw-state"),
+    "settings": ("operations?show=settings&section=endpoint+ops", "h1"),
+}
+"""What a page shows at other addresses: the address, and what is drawn there."""
 
 
-@pytest.fixture(scope="module")
-def address(filled: Path) -> Iterator[str]:
-    """The dashboard on a free port of the loopback: one server, which starts once and only reads."""
-    with serving(f"sqlite:///{filled}", WAIT_MS / 1000) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Headless Chromium."""
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(
-            executable_path=str(CHROMIUM), args=list(FLAGS), timeout=WAIT_MS
-        )
-        yield found
-        found.close()
-
-
-@pytest.fixture
-def open_page(browser: Browser) -> Iterator[OpenPage]:
-    """Open pages in a profile of their own, each with the list of its console errors."""
-    profiles = []
-
-    def opened(url: str, scheme: Literal["light", "dark"] = "light") -> tuple[Page, list[str]]:
-        profile = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme=scheme)
-        profiles.append(profile)
-        # Every wait: Playwright's own 30 s are too short for the first page on a busy machine.
-        profile.set_default_timeout(WAIT_MS)
-        page = profile.new_page()
-        errors = watched(page)
-        page.goto(url)
-        return page, errors
-
-    yield opened
-    for profile in profiles:
-        profile.close()
-
-
-def watched(page: Page) -> list[str]:
-    """Return the list to which a page's console errors will be added."""
-    errors: list[str] = []
-
-    def note(message: ConsoleMessage) -> None:
-        # Streamlit looks for its server at /run/_stcore first, then at /_stcore: no fault of ours.
-        probing = "/_stcore/" in message.location.get("url", "")
-        if message.type == "error" and not probing:
-            errors.append(message.text)
-
-    page.on("console", note)
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    return errors
-
-
-def settled(page: Page, selector: str) -> None:
-    """Wait until a page has drawn what it shows; a failure says what it shows instead."""
-    try:
-        page.wait_for_selector(selector)
-        page.wait_for_selector("[data-testid=stStatusWidget]", state="detached")
-    except PlaywrightTimeoutError as error:
-        shown = page.inner_text("body")[:2000]
-        raise AssertionError(f"{selector} did not appear; the page shows:\n{shown}") from error
-    page.wait_for_timeout(1_000)
-
-
-def test_overview_to_run_to_token(address: str, open_page: OpenPage, tmp_path: Path) -> None:
-    """Catches what AppTest can't see: a page that does not draw, or errors in the browser."""
-    page, errors = open_page(address)
-    settled(page, ".qw-overview")
-    assert page.inner_text("h1") == "1 regression"
-    page.screenshot(path=tmp_path / "overview.png")
-
-    page.click("text=Open run →")
-    settled(page, ".js-plotly-plot .heatmaplayer image")
-    assert page.inner_text(".qw-what") == "layers.14.mlp.down_proj"
-    assert "int8-fault" in page.inner_text(".qw-hero")
-    assert page.locator(".js-plotly-plot").count() == 6
-    assert page.locator("[data-testid=stException]").count() == 0
-    assert f"run={RUN}" in page.url
-    assert "candidate=int8-fault" in page.url
-    page.screenshot(path=tmp_path / "run.png")
-
-    page.locator('.qw-scroll.qw-top a[href*="token="]').first.click()
-    settled(page, ".qw-prompt .qw-at")
-    assert "token=" in page.url
-    assert errors == []
-
-
-def test_dark_theme_and_hostile_tokens(address: str, open_page: OpenPage, tmp_path: Path) -> None:
-    """Catches prompt text that the browser executes or renders, and unreadable dark colors."""
-    page, errors = open_page(f"{address}/run?run={RUN}&prompt=2&metric=lens_kl", "dark")
-    settled(page, ".qw-prompt")
-    settled(page, ".heatmaplayer image")
-
-    assert "<script>alert(1)</script>" in page.inner_text(".qw-prompt")
-    assert page.locator(".qw-prompt script").count() == 0
-    ticks = json.dumps(
-        page.locator(".xaxislayer-above text").all_text_contents(), ensure_ascii=False
+def darken(page: Page) -> None:
+    """Let the reader's machine turn dark; the page follows without a reload."""
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function(
+        "getComputedStyle(document.querySelector('.stApp')).colorScheme == 'dark'"
     )
-    assert "<script>" in ticks
-    background = page.eval_on_selector(".stApp", "e => getComputedStyle(e).backgroundColor")
-    assert background == "rgb(16, 19, 26)"
-    page.screenshot(path=tmp_path / "dark.png")
+    page.wait_for_timeout(600)  # Plotly draws anew
+
+
+@pytest.mark.parametrize("name", menu())
+def test_every_page(name: str, site: Site, browse: Browse) -> None:
+    """Catches what AppTest can't see: a page that does not draw, or errors in the browser; grey on
+    grey in either theme; what only a mouse reaches, or nobody names; a page wider than a phone."""
+    page, errors = browse(f"{site.address}/{ADDRESS.get(name, name)}")
+    settled(page, DRAWN.get(name, "h1"))
+    found = {"light": unreadable(page), "names": unnamed(page), "keyboard": unreachable(page)}
+    darken(page)
+    found["dark"] = unreadable(page)
+    page.set_viewport_size(PHONE)
+    found["phone"] = sideways(page)
+
+    assert {what: trouble for what, trouble in found.items() if trouble} == {}
     assert errors == []
 
 
-def test_unreadable_database_in_the_browser(open_page: OpenPage, tmp_path: Path) -> None:
-    """Catches an error box instead of a sentence when there is no database."""
-    with serving(f"sqlite:///{tmp_path}/gone.db", WAIT_MS / 1000) as found:
-        page, errors = open_page(found)
-        settled(page, ".qw-state")
+@pytest.mark.parametrize(("address", "drawn"), INSIDE.values(), ids=INSIDE)
+def test_every_page_inside(address: str, drawn: str, site: Site, browse: Browse) -> None:
+    """Catches the same in what only a link, a tab or an unlucky hour shows."""
+    page, errors = browse(f"{site.address}/{address.format(alert=site.alert)}")
+    settled(page, drawn)
+    found = {"light": unreadable(page), "names": unnamed(page)}
+    page.set_viewport_size(PHONE)
+    found["phone"] = sideways(page)
+    page.set_viewport_size(DESK)
+    darken(page)
+    found["dark"] = unreadable(page)
 
-        assert "does not exist yet" in page.inner_text(".qw-state")
+    assert {what: trouble for what, trouble in found.items() if trouble} == {}
+    assert errors == []
+
+
+BAD = """
+<html lang="en"><body class="stApp" style="background: #eee"><main data-testid="stMain"><h1>x</h1>
+<p style="color: #8b919b">grey on grey</p> <p style="opacity: .4">faded</p>
+<p style="background: rgb(0 0 0 / .6)">black on dark</p> <p style="color: #566072">well</p>
+<table><tr><th>head</th></tr></table> <img src="data:," width="9" height="9">
+<button style="outline: none">dull</button> <button>bright</button> <a href="#" tabindex="-1">lost</a>
+<button><svg width="9" height="9"></svg></button> <div style="width: 2000px">wide</div>
+</main></body></html>
+"""
+
+
+def test_the_checks_find_what_is_wrong(browse: Browse) -> None:
+    """Catches a check that is silent because it looks at nothing."""
+    page, _ = browse("about:blank")
+    page.set_content(BAD)
+
+    assert [line.split("“")[1] for line in unreadable(page)] == [
+        "grey on grey”", "faded”", "black on dark”",
+    ]  # fmt: skip
+    assert [line.split(":")[0] for line in unnamed(page)] == [
+        "no text alternative", "no scope", "no name",
+    ]  # fmt: skip
+    assert [line.split(": ")[0] for line in unreachable(page)] == [
+        "no focus seen", "not by keyboard",
+    ]  # fmt: skip
+    assert sideways(page)
+
+
+def test_a_database_that_goes_while_the_page_is_open(
+    browse: Browse, filled: Path, tmp_path: Path
+) -> None:
+    """Catches an error box, or old numbers, on a page that asks again by itself."""
+    own = Path(shutil.copy(filled, tmp_path / "quantwatch.db"))
+    with serving(f"sqlite:///{own}", WAIT_MS / 1000) as address:
+        page, errors = browse(f"{address}/operations")
+        settled(page, ".qw-tiles")
+        for path in tmp_path.glob("quantwatch.db*"):
+            path.unlink()
+        page.reload()
+        expect(page.locator(".qw-state").first).to_contain_text("can't be read")
         assert page.locator("[data-testid=stException]").count() == 0
         assert errors == []

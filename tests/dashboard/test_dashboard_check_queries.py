@@ -17,7 +17,9 @@ def test_a_check_with_its_nights(demo_url: str) -> None:
 
     assert summary.decided is not None
     assert summary.decided.verdict is Verdict.REGRESSION
-    assert summary in overview.checks(demo_url)
+    brief = {one.check: one for one in overview.checks(demo_url)}
+    assert overview.with_trends(demo_url, [brief["demo"]]) == (summary,)
+    assert (brief["demo"].now, brief["demo"].bands) == (summary.now, summary.bands)
     assert {p.run_id for p in trend} == {m.run_id for m in marks if m.verdict is not None}
     assert {p.candidate for p in trend} == set(summary.candidates)
     assert {p.floor for p in trend} == {3e-9}

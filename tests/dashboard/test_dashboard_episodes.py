@@ -8,7 +8,8 @@ from tests.dashboard.invented_episodes import a_silence, hours, listed
 
 from quantwatch.store.alert_history import Judgement, Listed
 from quantwatch.store.audit import AuditEntry
-from quantwatch.store.messages import Addressed, Handed, Sent
+from quantwatch.store.backlog import Addressed
+from quantwatch.store.told import Handed, Messages, Sent
 from quantwatch_dashboard.charts.judged import judged_chart
 from quantwatch_dashboard.logic.episode_story import Sources, story
 from quantwatch_dashboard.logic.episodes import (
@@ -152,7 +153,7 @@ def test_a_whole_story_in_order() -> None:
             Judgement("01JR5", hours(7), "clear", 0.05, "finite", 0.15),
             Judgement("01JR6", hours(9), "clear", 0.05, "finite", 0.15),
         ],
-        sent=[Sent("01JX", "alert.firing", hours(1), True, handed)],
+        sent=Messages((Sent("01JX", "alert.firing", hours(1), True, handed),)),
         audited=[
             AuditEntry(1, hours(-5), "eve", "acknowledge", "alert 1", None, {"comment": "before"}),
             AuditEntry(2, hours(3), "dana", "acknowledge", "alert 1", None, {"comment": "on it"}),
@@ -169,6 +170,17 @@ def test_a_whole_story_in_order() -> None:
     assert by_kind["acked"].detail == "on it"
     assert by_kind["again"].detail == "NaN, limit 0.150"
     assert by_kind["ended"].run_id == "01JR2"
+
+
+def test_messages_that_are_left_out_are_told() -> None:
+    """Catches a gap in a long story that looks as if nobody had been told in it."""
+    found = Messages((Sent("01JX", "alert.firing", hours(1), True, ()),), 1_234, hours(2))
+    moments = story(listed(), Sources(sent=found), hours(10))
+
+    assert [moment.what for moment in moments][-2:] == [
+        "Notified: firing",
+        "1,234 messages are not shown",
+    ]
 
 
 def test_an_episode_that_waited_for_its_confirmation() -> None:

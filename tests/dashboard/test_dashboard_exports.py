@@ -3,6 +3,8 @@
 import csv
 import io
 import math
+import tracemalloc
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -66,11 +68,70 @@ def test_matrix_has_a_row_per_token() -> None:
     grid = TokenGrid(
         ("layers.0", "layers.1"), places, values, np.array([[False] * 2, [False, True]])
     )
-    rows = read(exports.matrix_csv(grid))
+    rows = read(exports.matrix_csv([grid]))
 
     assert rows[0] == {"prompt": "3", "position": "7", "token_id": "11", "token": "'=x",
                        "layers.0": "0.1", "layers.1": "inf"}  # fmt: skip
     assert (rows[1]["token"], rows[1]["layers.0"], rows[1]["layers.1"]) == ("", "nan", "")
+
+
+def wide(tokens: int, prompt: int = 0, scopes: int = 10) -> TokenGrid:
+    places = tuple(TokenPlace(prompt, 5 + j, j, "x") for j in range(tokens))
+    values = np.arange(scopes * tokens, dtype=np.float64).reshape(scopes, tokens)
+    names = tuple(f"layers.{i}" for i in range(scopes))
+    return TokenGrid(names, places, values, np.zeros(values.shape, bool))
+
+
+def test_matrix_of_many_tokens_is_whole() -> None:
+    """Catches a token that is lost, or there twice, between two slices."""
+    rows = read(exports.matrix_csv([wide(1_000), wide(300, prompt=1)]))
+
+    assert [(int(row["prompt"]), int(row["position"])) for row in rows] == [
+        *((0, 5 + j) for j in range(1_000)), *((1, 5 + j) for j in range(300))
+    ]  # fmt: skip
+    assert [float(row["layers.9"]) for row in rows[:1_000]] == list(range(9_000, 10_000))
+
+
+@pytest.mark.parametrize(
+    ("position", "first"),
+    [pytest.param(5, 5, id="start"), pytest.param(500, 450, id="middle"),
+     pytest.param(1_004, 905, id="end")],
+)  # fmt: skip
+def test_a_file_is_capped_around_the_token(
+    monkeypatch: pytest.MonkeyPatch, position: int, first: int
+) -> None:
+    """Catches a file of gigabytes, and one without the token that was chosen."""
+    monkeypatch.setattr(exports, "MOST_CELLS", 1_000)
+    part = exports.around(wide(1_000), position)
+
+    assert (part.places[0].position, len(part.places)) == (first, 100)
+    assert exports.around(part, position) is part
+
+
+def test_a_file_of_all_prompts_has_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a file without an end, half a prompt, and prompts that are read for nothing."""
+    monkeypatch.setattr(exports, "MOST_CELLS", 1_000)
+    read_ones: list[int] = []
+
+    def grids() -> Iterator[TokenGrid]:
+        for prompt in range(9):
+            read_ones.append(prompt)
+            yield wide(40, prompt)
+
+    assert [row["prompt"] for row in read(exports.matrix_csv(grids()))] == ["0"] * 40 + ["1"] * 40
+    assert read_ones == [0, 1, 2]
+    assert exports.matrix_csv([]) == b""
+
+
+def test_a_large_file_takes_little_more_than_itself() -> None:
+    """Catches all cells as objects at a time: ten times the matrix, with the lock held."""
+    grid = wide(20_000, scopes=20)
+    tracemalloc.start()
+    payload = exports.matrix_csv([grid])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert peak < 3 * len(payload)
 
 
 def test_a_separator_of_other_countries_begins_no_cell() -> None:

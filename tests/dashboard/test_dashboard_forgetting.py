@@ -20,4 +20,6 @@ def test_every_cached_query_is_found() -> None:
     names = {f"{one.__module__}.{one.__name__}" for one in forgetting._cached()}
 
     assert "quantwatch_dashboard.queries.overview.checks" in names
+    assert "quantwatch_dashboard.queries.tokens.grid" in names
+    assert not any(isinstance(one, type) for one in forgetting._cached())
     assert not any(".connection." in name for name in names)

@@ -184,7 +184,11 @@ def test_prompts_are_parted_and_numbered() -> None:
     figure = heatmap(TokenGrid(joined.scopes, places, joined.values, joined.missing), Look("x"))
 
     assert [shape.x0 for shape in figure.layout.shapes] == [2.5, 3.5]
-    assert [(a.x, a.text) for a in figure.layout.annotations] == [(1, "0"), (3, "1"), (5.5, "2")]
+    assert [(a.x, a.text) for a in figure.layout.annotations] == [
+        (1, palette.ink("0")),
+        (3, palette.ink("1")),
+        (5.5, palette.ink("2")),
+    ]
     assert "numbered on top" in figure.layout.xaxis.title.text
 
 
@@ -202,5 +206,5 @@ def test_place_that_broke_is_framed_and_named_in_red() -> None:
 
     assert {(shape.y0, shape.y1) for shape in figure.layout.shapes} == {(1.5, 2.5)}
     labels = figure.layout.yaxis.labelalias
-    assert labels["layers.2"] == f'<b style="color:{palette.CULPRIT}">L2</b>'
+    assert labels["layers.2"] == palette.ink("<b>L2</b>", palette.CULPRIT)
     assert labels["layers.3"] == "L3"

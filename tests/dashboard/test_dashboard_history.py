@@ -13,6 +13,7 @@ from quantwatch.store.records import RunSummary, SeriesPoint
 from quantwatch.store.states import CheckState, Headline, OpenAlerts, RecentRun, UnendedRun
 from quantwatch_dashboard.logic.history import changes, limits, tradeoffs
 from quantwatch_dashboard.logic.summaries import summarize
+from quantwatch_dashboard.logic.verdict_words import counts, headline
 
 START = datetime(2026, 11, 1, 3, tzinfo=UTC)
 NIGHT = timedelta(days=1)
@@ -54,7 +55,7 @@ def state(**given: Any) -> CheckState:
         "unended": (), "alerts": OpenAlerts(), "recent": (), "baseline_run_id": None,
         "baseline": {},
     }  # fmt: skip
-    return CheckState(**fields | given)
+    return CheckState(**fields | {"latest": given.get("newest", fields["newest"])} | given)
 
 
 def test_failed_run_is_trouble_not_a_verdict() -> None:
@@ -65,6 +66,22 @@ def test_failed_run_is_trouble_not_a_verdict() -> None:
     assert found.trouble == failed
     assert found.decided is not None
     assert found.decided.verdict is Verdict.PASS
+
+
+def test_a_run_that_a_person_cancelled_is_no_trouble() -> None:
+    """Catches "no result lately" after a cancelled run, and a crash that one hides."""
+    cancelled, failed = run(4, None, RunStatus.CANCELLED), run(3, None, RunStatus.FAILED)
+    calm = summarize(state(newest=cancelled, latest=run(2, Verdict.PASS)))
+    crashed = summarize(state(newest=cancelled, latest=failed))
+    alone = summarize(state(newest=cancelled, latest=None, decided=None))
+
+    assert (calm.newest, calm.trouble, calm.unfinished) == (cancelled, None, cancelled)
+    assert (crashed.trouble, crashed.unfinished) == (failed, failed)
+    assert summarize(state()).unfinished is None
+    assert alone.trouble == cancelled, "nothing was ever measured"
+    assert headline([calm]) == "All checks pass"
+    assert counts([calm]) == "1 check"
+    assert counts([crashed]) == "1 check, 1 with no result lately"
 
 
 def test_worst_check_is_first() -> None:

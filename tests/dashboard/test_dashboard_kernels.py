@@ -1,14 +1,17 @@
 """The page Kernels: what it says of operators, and what it never says."""
 
 import math
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import streamlit as st
 from tests.dashboard.invented_kernels import CASE, EVIL, FAILS, SPEED, batch, fill_kernels
-from tests.dashboard.test_dashboard_views import html, open_page
+from tests.dashboard.pages import html, open_page
 
+from quantwatch.capture.events import event_words
+from quantwatch.domain import WARNING
 from quantwatch.store import kernels
 from quantwatch.store.kernel_groups import KernelGroup
 from quantwatch.store.session import open_database
@@ -16,17 +19,9 @@ from quantwatch_dashboard.charts.kernels import share_trend, speed_by_shape
 from quantwatch_dashboard.components.kernel_batches import changed
 from quantwatch_dashboard.components.kernels import repeat, share_words, used_by
 from quantwatch_dashboard.logic import kernel_matrix, kernel_uses
+from quantwatch_dashboard.queries import kernels as kernel_queries
 
 GROUP = KernelGroup("int4_linear", "aten", 3, 0, 1, 0.5)
-
-
-def test_empty_database_says_which_command_fills_it(empty_url: str) -> None:
-    """Catches an empty page where a newcomer needs two commands."""
-    shown = html(open_page("kernels"))
-
-    assert "No kernel has been tested yet" in shown
-    assert f"quantwatch --database {empty_url} kernels test --quick" in shown
-    assert "kernels bench" in shown
 
 
 @pytest.fixture
@@ -104,18 +99,6 @@ def test_speeds_alone(empty_url: str) -> None:
     assert "95 %: 1.20 … 1.40" in shown
 
 
-def test_a_database_that_is_gone_while_the_page_is_open(
-    tested: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
-    """Catches a traceback, when the file went away."""
-    page = open_page("kernels")
-    monkeypatch.setenv("QUANTWATCH_DATABASE_URL", f"sqlite:///{tmp_path}/gone.db")
-    st.cache_resource.clear()
-    page.run()
-    assert not page.exception
-    assert "does not exist yet" in html(page)
-
-
 def test_shares_of_the_tolerance() -> None:
     """Catches 100 % where it is not, and a division by zero."""
     found = [kernel_matrix.share(*each) for each in ((None, 1), (1, 2), (0, 0), (1, 0))]
@@ -164,6 +147,23 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 
 
+def test_each_back_end_that_fails_is_shown(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches one back end's failures that leave no place for another one's."""
+    many = [replace(FAILS, backend="aten", shape=(i, 64, 64)) for i in range(1, 300)]
+    few = [replace(FAILS, backend="triton", shape=(i, 32, 32)) for i in range(1, 4)]
+    database = open_database(empty_url)
+    kernels.insert_cases(database, batch("01A"), [*many, *few])
+    database.close()
+    cells = kernel_queries.cells(empty_url, batch("01A").device, None)
+    found = Counter(case.backend for case in kernel_queries.failures(empty_url, cells))
+    monkeypatch.setattr(kernel_queries, "MOST_CASES", 100)
+    shown = html(open_page("kernels"))
+
+    assert found == {"aten": 100, "triton": 3}
+    assert "The first 103 of 302 are shown." in shown
+    assert "Of the first 100 of 299 cases." in shown
+
+
 def test_who_asks_for_an_operator() -> None:
     """Catches a kernel said to run for weights that are only dequantized."""
     names = ("int4_linear", "w8a8_linear", "int8_linear", "lowbit_linear", "lens_statistics",
@@ -194,6 +194,39 @@ def test_what_falls_back_is_said() -> None:
     assert use.fallbacks == (note,)
     assert "odd widths: L3" in shown
     assert "tokenizer" not in shown
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A call that another back end did, as the registry counts it."""
+
+    op: str = "hadamard"
+    wanted: str = "triton"
+    used: str = "aten"
+    reason: str = "no GPU"
+
+
+def test_what_a_run_noted_of_an_operator_is_said() -> None:
+    """Catches `unknown` beside a run that counted the operator's calls, and others' events."""
+    watch = SimpleNamespace(
+        slow=Counter(), fallbacks=Counter({Asked(): 3, Asked("int4_linear"): 1})
+    )
+    events = tuple(f"{WARNING}{words}" for words in event_words(watch, {}))  # type: ignore[arg-type]
+    notes = {
+        ("nightly", "served"): events,
+        ("other", "int8"): events[:1],
+        ("quiet", "int8"): ("x",),
+    }
+    found = kernel_uses.uses(["int4_linear", "hadamard", "topk"], {"nightly": CONFIG}, notes)
+
+    assert [(use.check, use.fallbacks) for use in found["hadamard"].uses] == [
+        ("nightly", ("hadamard (aten instead of triton), 3 times: no GPU",)),
+        ("other", ("hadamard (aten instead of triton), 3 times: no GPU",)),
+    ]
+    assert found["hadamard"].known
+    assert [(use.backend, len(use.fallbacks)) for use in found["int4_linear"].uses] == [("aten", 1)]
+    assert not found["topk"].known
+    assert "3 times: no GPU" in used_by(found["hadamard"])
 
 
 def test_the_note_begins_as_the_loader_writes_it() -> None:

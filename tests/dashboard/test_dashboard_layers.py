@@ -58,8 +58,8 @@ def test_threshold_and_outlier_are_drawn() -> None:
     figure = layer_chart([line], PLACES, unit="nats", threshold=0.15)
 
     texts = {a.text: a.y for a in figure.layout.annotations}
-    assert texts["threshold 0.15"] == pytest.approx(math.log10(0.15))
-    assert texts["<b>L1 mlp</b>"] == pytest.approx(math.log10(0.3))
+    assert texts[palette.ink("threshold 0.15", palette.CULPRIT)] == pytest.approx(math.log10(0.15))
+    assert texts[palette.ink("<b>L1 mlp</b>", palette.CULPRIT)] == pytest.approx(math.log10(0.3))
     assert figure.layout.shapes[0].y0 == 0.15
     assert list(figure.data[1].x) == [1]
 
@@ -72,7 +72,7 @@ def test_a_threshold_without_a_place_on_the_axis_is_told(threshold: float) -> No
     )
 
     assert [a.text for a in figure.layout.annotations] == [
-        f"threshold {threshold:g}, below this axis"
+        palette.ink(f"threshold {threshold:g}, below this axis", palette.CULPRIT)
     ]
     assert not figure.layout.shapes
 

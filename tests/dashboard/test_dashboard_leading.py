@@ -12,9 +12,9 @@ import pytest
 import streamlit as st
 from sqlalchemy import update
 from tests.dashboard.invented import Candidate, Spec
+from tests.dashboard.pages import html, open_page
 from tests.dashboard.test_dashboard_history import CONFIG, NIGHT, START, recent, state
 from tests.dashboard.test_dashboard_history import run as one_run
-from tests.dashboard.test_dashboard_views import html, open_page
 
 from quantwatch.domain import RunResult, Verdict
 from quantwatch.store.baselines import pin

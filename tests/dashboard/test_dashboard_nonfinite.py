@@ -1,6 +1,7 @@
 """Where values stop being finite, whose error it is, and what a metric is: pure functions."""
 
 import math
+import time
 
 import numpy as np
 import plotly.graph_objects as go
@@ -18,7 +19,7 @@ from quantwatch_dashboard.components.explain import sentence, term
 from quantwatch_dashboard.logic import series
 from quantwatch_dashboard.logic.grid import TokenGrid, TokenPlace
 from quantwatch_dashboard.logic.lines import Blamed, LayerLine
-from quantwatch_dashboard.logic.nonfinite import Birth, births_of, by_prompt
+from quantwatch_dashboard.logic.nonfinite import Birth, births_of, prompt_birth
 
 SCOPES = ("layers.10", "layers.2.mlp", "embedding")
 
@@ -36,10 +37,11 @@ def test_birth_is_the_first_place_in_forward_order() -> None:
     nan, inf = math.nan, math.inf
     found = births_of([grid_of([[nan, 1, nan], [inf, 1, 1], [1, 1, 1]])])
 
-    assert [(b.place.position, b.scope, b.kind) for b in found] == [
+    assert [(b.place.position, b.scope, b.kind) for b in found.earliest(9)] == [
         (0, "layers.2.mlp", "+∞"),
         (2, "layers.10", "NaN"),
     ]
+    assert [b.place.position for b in found.earliest(1)] == [0]
 
 
 def test_unmeasured_cells_are_not_born() -> None:
@@ -47,7 +49,9 @@ def test_unmeasured_cells_are_not_born() -> None:
     grid = grid_of([[math.nan], [1], [1]])
     hidden = TokenGrid(grid.scopes, grid.places, grid.values, np.array([[True], [False], [False]]))
 
-    assert births_of([hidden]) == []
+    assert len(births_of([hidden])) == 0
+    assert len(births_of([])) == 0
+    assert prompt_birth(births_of([hidden])) is None
 
 
 def test_output_alone_is_told_after_all_taps() -> None:
@@ -55,7 +59,33 @@ def test_output_alone_is_told_after_all_taps() -> None:
     output = grid_of([[math.nan, math.nan]], ("model",))
     found = births_of([grid_of([[1, math.nan], [1, 1], [1, 1]]), output])
 
-    assert [b.scope for b in found] == ["model", "layers.10"]
+    assert [(b.place.position, b.scope) for b in found.earliest(9)] == [
+        (1, "layers.10"),
+        (0, "model"),
+    ]
+
+
+def test_a_place_in_two_matrices_is_born_once() -> None:
+    """Catches a token that is counted per matrix, and the later of its two places."""
+    nan = math.nan
+    one, two = grid_of([[1, nan], [1, 1], [1, 1]]), grid_of([[nan, 1], [1, nan], [1, 1]])
+    found = births_of([one, two])
+
+    assert {b.place.position: b.scope for b in found.earliest(9)} == {
+        0: "layers.10",
+        1: "layers.2.mlp",
+    }
+
+
+def test_a_prompt_that_is_nan_everywhere_is_quick() -> None:
+    """Catches a loop, and an object, per token: 30,000 of them in each of 256 prompts."""
+    grid = grid_of([[math.nan] * 30_000] * 90, tuple(f"layers.{i}" for i in range(90)))
+    begin = time.process_time()
+    found = births_of([grid])
+
+    assert len(found) == 30_000
+    assert time.process_time() - begin < 0.5
+    assert [b.scope for b in found.earliest(2)] == ["layers.0", "layers.0"]
 
 
 def test_prompts_are_told_by_their_first() -> None:
@@ -63,9 +93,9 @@ def test_prompts_are_told_by_their_first() -> None:
     nan = math.nan
     one = births_of([grid_of([[nan, 1], [1, nan], [1, 1]])])
     two = births_of([grid_of([[nan, 1], [1, 1], [1, 1]], prompt=1)])
-    found = by_prompt([*one, *two])
+    found = [prompt_birth(births) for births in (one, two)]
 
-    assert [(p.first.place.prompt, p.first.scope, p.num_tokens) for p in found] == [
+    assert [(p.first.place.prompt, p.first.scope, p.num_tokens) for p in found if p] == [
         (0, "layers.2.mlp", 2),
         (1, "layers.10", 1),
     ]
@@ -116,7 +146,7 @@ def test_blame_has_both_errors_of_each_place(planted: RunResult) -> None:
     assert fault.isolated[fault.culprit] == row.mean
     figure = blame_chart(found, "layers.3")
     assert figure.data[3].name == "int8-fault"
-    assert figure.layout.annotations[0].text == "<b>L14</b>"
+    assert figure.layout.annotations[0].text == palette.ink("<b>L14</b>", palette.CULPRIT)
     assert figure.data[-1].marker.color == palette.CHOSEN
 
 

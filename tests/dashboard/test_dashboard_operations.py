@@ -1,93 +1,41 @@
 """The page Operations: what it says of the service, its actions, and what it never shows."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 import streamlit as st
-from sqlalchemy import select, update
+from sqlalchemy import select
 from streamlit.testing.v1 import AppTest
 from tests.dashboard.invented_actions import ENDPOINT, QUARANTINED, endpoint_state
-from tests.dashboard.test_dashboard_views import TIMEOUT_S, html, open_page
+from tests.dashboard.invented_service import CARD, serve
+from tests.dashboard.pages import AsPerson, html, open_page, press_key
 
-from quantwatch.config.schema import CheckConfig
 from quantwatch.domain import RunStatus
-from quantwatch.store import applied, clock, failed_tasks, leader, queue, schedules
-from quantwatch.store.components import Component, Seen, note_seen
+from quantwatch.store.attempts import Telemetry
+from quantwatch.store.components import Component, Seen
 from quantwatch.store.disk import Space
-from quantwatch.store.operations import Leader, Telemetry
-from quantwatch.store.session import Database, open_database
+from quantwatch.store.leader import Leader
+from quantwatch.store.session import Database
 from quantwatch.store.states import UnendedRun
-from quantwatch.store.tables import CheckRow, EndpointRow, RunAttemptRow, RunRow
-from quantwatch_dashboard import access, text
+from quantwatch.store.tables import CheckRow, EndpointRow, RunRow
+from quantwatch_dashboard import text
 from quantwatch_dashboard.logic import gpu_runs, service_words
-from quantwatch_dashboard.roles import How, Person, Role
+from quantwatch_dashboard.roles import Role
 
 PARTS = ("Service", "Delivery", "Database", "GPUs", "Settings", "Audit")
-EVIL = "<script>alert(1)</script>"
 NOW = datetime(2026, 11, 30, 1, tzinfo=UTC)
-CARD: dict[str, Any] = {
-    "name": f"L4 {EVIL}",
-    "memory_used_bytes": {"mean": 9e9, "min": 2e9, "max": 1.2e10},
-    "memory_total_bytes": {"mean": 2.4e10, "min": 2.4e10, "max": 2.4e10},
-    "utilisation_percent": {"mean": 63.0, "min": 0.0, "max": 100.0},
-    "throttle_reasons": ["thermal, by hardware"],
-    "not_available": {"power_watts": "Not Supported"},
-}
 
 
 def open_part(part: str, **query: str) -> AppTest:
-    """Open a part of the page; none may ever show an exception."""
-    page = AppTest.from_string(
-        "from quantwatch_dashboard.views import operations\noperations.show()",
-        default_timeout=TIMEOUT_S,
-    )
-    for key, value in {"show": part.casefold(), **query}.items():
-        page.query_params[key] = value
-    page.run()
-    assert not page.exception, page.exception
-    return page
+    """Open a part of the page."""
+    return open_page("operations", show=part.casefold(), **query)
 
 
 @pytest.fixture
 def running(furnished: str) -> str:
     """A service that runs: parts, a run that waits, a broken endpoint, telemetry, a schedule."""
-    database = open_database(furnished)
-    try:
-        with database.writer() as session:
-            _serve(session)
-            session.execute(
-                update(RunAttemptRow).values(gpus={"driver": "580", "gpus": {"GPU-1": CARD}})
-            )
-            failed_tasks.note_failure(session, "delivery", "http_503", ENDPOINT, f"503 {EVIL}")
-            document = session.scalars(select(CheckRow.config).where(CheckRow.name == "demo")).one()
-            config = CheckConfig.model_validate(
-                (document or {}) | {"schedule": {"cron": "0 2 * * *", "zone": "UTC"}}
-            )
-            schedules.apply(session, {"demo": config})
-            queue.enqueue(session, queue.NewRun.of("demo", config, "/etc/q", "m:1", actor=EVIL))
-            secret = {"url": "https://hooks.example/T000/s3cret-token", "password": "hunter2"}
-            applied.apply_settings(session, {"endpoint:ops": secret, "retention": {"odd": 1}})
-        leader.acquire(database, "h/scheduler")
-    finally:
-        database.close()
+    serve(furnished)
     return furnished
-
-
-def _serve(session: Any) -> None:
-    tick = {"last_tick": clock.now(session).timestamp() - 3}
-    note_seen(session, Component("h/scheduler", "scheduler", "h", 1), tick)
-    note_seen(session, Component("h/worker", "worker", "h", 1), {"devices": ["cpu"], "run": None})
-    note_seen(session, Component("h", "service", "h", 1), {"config": "/etc/q.toml",
-                                                          "config_trouble": EVIL})  # fmt: skip
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_every_part_of_an_empty_database(empty_url: str, part: str) -> None:
-    """Catches a traceback before anything has happened."""
-    shown = html(open_part(part))
-    assert "No service has been seen" in shown
-    assert "as of" in shown
 
 
 EMPTY = {
@@ -153,17 +101,9 @@ def test_settings_of_a_check(running: str) -> None:
 
 
 @pytest.fixture
-def person(monkeypatch: pytest.MonkeyPatch) -> None:
+def person(as_person: AsPerson) -> None:
     """Somebody who may do everything."""
-    admin = Person("ann", Role.ADMIN, How.SIGNED_IN)
-    monkeypatch.setattr(access, "current", lambda: admin)
-
-
-def press(page: AppTest, *keys: str) -> AppTest:
-    for key in keys:
-        page.button(key=key).click().run()
-        assert not page.exception
-    return page
+    as_person(Role.ADMIN)
 
 
 def test_cancelling_is_asked_first_and_written_down(
@@ -172,10 +112,10 @@ def test_cancelling_is_asked_first_and_written_down(
     """Catches a run that one click ends, and a click of which nobody knows."""
     with db.reader() as session:
         run_id = session.scalars(select(RunRow.id).where(RunRow.status == "queued")).one()
-    page = press(open_part("Service"), f"ask-cancel-{run_id}")
+    page = press_key(open_part("Service"), f"ask-cancel-{run_id}")
     with db.reader() as session:
         assert session.get_one(RunRow, run_id).status == "queued"
-    press(page, f"do-cancel-{run_id}")
+    press_key(page, f"do-cancel-{run_id}")
     assert "The run is cancelled." in html(page)
 
     with db.reader() as session:
@@ -189,10 +129,10 @@ def test_cancelling_is_asked_first_and_written_down(
 def test_releasing_and_enabling(running: str, person: None, db: Database) -> None:
     """Catches a button that is there and does nothing."""
     endpoint_state(running, "disabled_auto")
-    released = press(
+    released = press_key(
         open_part("Service"), f"ask-release-{QUARANTINED}", f"do-release-{QUARANTINED}"
     )
-    enabled = press(open_part("Delivery"), f"ask-enable-{ENDPOINT}", f"do-enable-{ENDPOINT}")
+    enabled = press_key(open_part("Delivery"), f"ask-enable-{ENDPOINT}", f"do-enable-{ENDPOINT}")
     assert "It may run again." in html(released)
     assert "Enabled. Its dead letters" in html(enabled)
 
@@ -208,41 +148,6 @@ def test_an_operator_sees_why_not(running: str) -> None:
     [button] = [one for one in page.button if one.label == "End quarantine"]
     assert button.disabled
     assert "Needs the role admin" in button.help
-
-
-def test_a_database_that_is_gone_while_the_page_is_open(
-    running: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
-    """Catches a traceback, when the file went away."""
-    page = open_part("Service")
-    monkeypatch.setenv("QUANTWATCH_DATABASE_URL", f"sqlite:///{tmp_path}/gone.db")
-    st.cache_resource.clear()
-    page.run()
-    assert not page.exception
-    assert html(page).count("does not exist yet") == 1
-
-
-@pytest.mark.parametrize("name", ["kernels", "operations"])
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        ("sqlite:///{folder}/gone.db", "does not exist yet"),
-        ("sqlite:///{folder}/old.db", "quantwatch db upgrade"),
-        ("postgresql://quantwatch:hunter2@127.0.0.1:1/db", "reached"),
-    ],
-    ids=["missing", "no schema", "unreachable"],
-)
-def test_unreadable_database_is_one_card(
-    name: str, url: str, said: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches a traceback or a password, and a card for each part of the page."""
-    (tmp_path / "old.db").write_bytes(b"")
-    monkeypatch.setenv("QUANTWATCH_DATABASE_URL", url.format(folder=tmp_path))
-    shown = html(open_page(name))
-
-    assert said in shown
-    assert shown.count("can&#x27;t be read") == 1
-    assert "hunter2" not in shown
 
 
 def test_an_odd_part_is_the_first(empty_url: str) -> None:

@@ -9,7 +9,7 @@ import streamlit as st
 from sqlalchemy import update
 from tests.dashboard.invented import Candidate, Spec
 from tests.dashboard.invented_runs import save_ended
-from tests.dashboard.test_dashboard_views import html, open_page
+from tests.dashboard.pages import html, open_page
 
 from quantwatch.config.schema import CheckConfig
 from quantwatch.domain import RunResult, RunStatus

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from quantwatch.domain import RunStatus
-from quantwatch.store.operations import Planned
-from quantwatch.store.states import Timetable, UnendedRun
+from quantwatch.store.states import UnendedRun
+from quantwatch.store.timetables import Planned, Timetable
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components import live, progress, run_attempts, schedule, service
 

@@ -20,8 +20,10 @@ def test_empty_database_has_no_checks(empty_url: str) -> None:
 
 def test_checks_are_worst_first_with_trouble(demo_url: str) -> None:
     """Catches a lost failed run, and a trend that is not aligned with the runs."""
-    demo, chat = overview.checks(demo_url)
+    brief = overview.checks(demo_url)
+    demo, chat = overview.with_trends(demo_url, brief)
 
+    assert [len(one.trends[0].values) for one in brief] == [1, 1], "of rows that are not shown"
     assert (demo.check, demo.decided.verdict if demo.decided else None) == ("demo", "regression")
     assert demo.candidates == ("bf16", "int8", "int4-g64", "int8-fault")
     assert len(demo.trends[3].values) == 7

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
+from tests.dashboard.pages import AsPerson
 
 import quantwatch_dashboard
 from quantwatch_dashboard import access, clock
-from quantwatch_dashboard.roles import AccessError, How, Person, Role
+from quantwatch_dashboard.roles import AccessError, How, Role
 
 VIEWS = Path(quantwatch_dashboard.__file__).parent / "views"
 PAGE = """
@@ -34,11 +35,9 @@ ROLES = 'schema_version = 1\n[dashboard.roles]\nviewer = ["{}"]\n'
 
 
 @pytest.mark.parametrize("role", [Role.NONE, Role.VIEWER], ids=str)
-def test_a_part_of_a_page_asks_whether_one_may_still_look(
-    monkeypatch: pytest.MonkeyPatch, role: Role
-) -> None:
+def test_a_part_of_a_page_asks_whether_one_may_still_look(as_person: AsPerson, role: Role) -> None:
     """Catches an open tab that goes on reading: what redraws itself does not pass the door."""
-    monkeypatch.setattr(access, "current", lambda: Person("ann", role, How.EXPIRED))
+    as_person(role, how=How.EXPIRED)
     page = AppTest.from_string(PAGE, default_timeout=60).run()
 
     assert not page.exception

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
@@ -13,38 +14,22 @@ from sqlalchemy import text
 from streamlit.testing.v1 import AppTest
 from tests.dashboard.invented import DEMO, Candidate, Spec
 from tests.dashboard.invented_runs import make_run
+from tests.dashboard.pages import boxes, html, open_page
 
-from quantwatch.domain import RunResult, RunStatus, Verdict
+from quantwatch.domain import Block, RunResult, RunStatus, Verdict
 from quantwatch.metrics.registry import VERSION
-from quantwatch.store import runs
+from quantwatch.store import blocks, runs
 from quantwatch.store.session import open_database
 from quantwatch_dashboard.components import window
+from quantwatch_dashboard.text import ANY
 
-TIMEOUT_S = 120
 BASE, RUN = "01JB" + "0" * 22, "01JR" + "0" * 22
 Save = Callable[[Spec], RunResult]
 
 
 def open_run(**query: str) -> AppTest:
-    """Run the page with its query parameters; it may never show an exception."""
-    page = AppTest.from_string(
-        "from quantwatch_dashboard.views import run\nrun.show()", default_timeout=TIMEOUT_S
-    )
-    for key, value in query.items():
-        page.query_params[key] = value
-    page.run()
-    assert not page.exception, page.exception
-    return page
-
-
-def html(page: AppTest) -> str:
-    """Return all markup of a page except its style."""
-    found = [element.proto.body for element in page.get("html")]
-    return "\n".join(body for body in found if not body.startswith("<style>"))
-
-
-def boxes(page: AppTest) -> dict[str, str]:
-    return {box.label: str(box.value) for box in page.selectbox}
+    """Open the page; it may never show an exception."""
+    return open_page("run", **query)
 
 
 def keys(page: AppTest) -> list[str]:
@@ -58,7 +43,7 @@ def compared(empty_url: str, tmp_path: Path) -> str:
     quiet = (*DEMO[:3], replace(DEMO[3], fault=None, verdict=Verdict.PASS))
     database = open_database(empty_url)
     for run_id, candidates, baseline in ((BASE, quiet, None), (RUN, DEMO, BASE)):
-        result, suite, blocks = make_run(Spec(run_id=run_id, candidates=candidates), tmp_path)
+        result, suite, blocks = make_run(Spec(run_id=run_id, candidates=candidates))
         runs.begin_run(
             database, run_id=run_id, check="demo", config={}, started_at=result.started_at
         )
@@ -96,7 +81,7 @@ def test_missing_baseline_is_said(
     empty_url: str, tmp_path: Path, change: dict[str, object], said: str
 ) -> None:
     """Catches a switch that does nothing, and an exception for a baseline that was dropped."""
-    result, suite, blocks = make_run(Spec(candidates=DEMO[:1]), tmp_path)
+    result, suite, blocks = make_run(Spec(candidates=DEMO[:1]))
     database = open_database(empty_url)
     runs.begin_run(
         database, run_id=result.run_id, check="demo", config={}, started_at=result.started_at
@@ -123,7 +108,7 @@ def test_unknown_layer_is_none(save_run: Save, value: str) -> None:
     """Catches an exception for a layer that this model does not have."""
     save_run(Spec(candidates=DEMO[:1], num_prompts=1))
 
-    assert boxes(open_run(layer=value))["Layer"] == "any"
+    assert boxes(open_run(layer=value))["Layer"] == ANY
 
 
 def test_every_token_of_a_long_prompt_can_be_reached(save_run: Save) -> None:
@@ -196,6 +181,26 @@ def test_births_are_told_for_each_prompt(save_run: Save) -> None:
     assert shown.count(">layers.9.attention<") == 3
     assert "births" in keys(page)
     assert "candidate=nan&amp;layer=layers.9" in shown
+
+
+def test_a_closed_profile_reads_nothing(save_run: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches the matrices of all candidates that are read on each redraw for a closed picture."""
+    read: list[str] = []
+    whole = blocks.get_column
+
+    def noted(*given: Any) -> Block | None:
+        read.append(given[2])
+        return whole(*given)
+
+    monkeypatch.setattr(blocks, "get_column", noted)
+    run = save_run(Spec())
+    page = open_run(run=run.run_id, metric="rel_error", tokens="every")
+    assert "profile" not in keys(page)
+    assert read == []
+    page.session_state["profile-opened"] = True
+    page.run()
+    assert "profile" in keys(page)
+    assert sorted(read) == sorted(c.name for c in run.candidates)
 
 
 def test_finite_run_has_no_birth_map(save_run: Save) -> None:
@@ -305,18 +310,6 @@ def test_dropped_matrices_are_a_sentence(save_run: Save, empty_url: str) -> None
     assert keys(page) == ["lens", "isolated", "blame"]
 
 
-def test_database_that_goes_away_is_a_card(save_run: Save, empty_url: str) -> None:
-    """Catches a traceback on a page that stays open while its database is moved."""
-    save_run(Spec(candidates=DEMO[:1], num_prompts=1))
-    page = open_run()
-    Path(empty_url.removeprefix("sqlite:///")).unlink()
-    st.cache_resource.clear()
-    page.selectbox(key="pick-metric").select("lens_kl").run()
-
-    assert not page.exception
-    assert "can&#x27;t be read" in html(page)
-
-
 def test_downloads_are_offered(save_run: Save) -> None:
     """Catches a table that can be looked at and not taken along."""
     save_run(Spec(candidates=DEMO[:1]))
@@ -332,7 +325,9 @@ def test_downloads_are_offered(save_run: Save) -> None:
     ("data", "wanted"),
     [
         (["layers.3", 2, 17], {"layer": "layers.3", "prompt": "2", "token": "17"}),
+        (["layers.3", "2", "17"], {"layer": "layers.3", "prompt": "2", "token": "17"}),
         (["layers.3", "0.012", "layers.3.mlp"], {"layer": "layers.3"}),
+        (["L3", "0", "layers.3"], {"layer": "layers.3"}),
         (
             {"0": "layers.3", "1": 2, "2": 17},
             {"layer": "layers.3", "prompt": "2", "token": "17"},
@@ -341,7 +336,16 @@ def test_downloads_are_offered(save_run: Save) -> None:
         (None, {}),
         ([None, None, None], {}),
     ],
-    ids=["cell", "layer chart", "as an object", "nothing", "none", "gap"],
+    ids=[
+        "cell",
+        "cell as text",
+        "layer chart",
+        "layer chart at 0",
+        "as an object",
+        "nothing",
+        "none",
+        "gap",
+    ],
 )
 def test_click_goes_into_the_address(data: object, wanted: dict[str, str]) -> None:
     """Catches a click that is lost, and one on a gap that raises."""

@@ -173,6 +173,9 @@ def test_every_token_and_layer_can_be_clicked(rows: int, columns: int) -> None:
     # A pooled column stands for its first token; the zoomed picture has each of them.
     assert len({row[2] for row in data}) == len(figure.data[0].x)
     assert len(figure.to_json()) <= 2_000_000
+    # Of lists Plotly looks at each element, several times: a third of the page's time.
+    drawn = figure.data[1]
+    assert all(isinstance(each, np.ndarray) for each in (drawn.x, drawn.y, drawn.text, data))
 
 
 def test_choice_is_framed() -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.dashboard.invented import Candidate, Spec
 from tests.dashboard.invented_runs import make_run
 
-from quantwatch.domain import RunResult, Verdict
+from quantwatch.domain import Alert, RunResult, Scope, Severity, Verdict
 from quantwatch_dashboard.components.layers import layer_table, worst_first
 from quantwatch_dashboard.logic import series
 from quantwatch_dashboard.logic.exports import layer_csv
@@ -72,7 +72,7 @@ def test_spike_is_the_planted_place(planted: RunResult) -> None:
 def test_nan_of_another_origin_is_no_spike(tmp_path: Path) -> None:
     """Catches a red bar at a layer whose own error is as small as its neighbours'."""
     poisoned = Candidate("nan", 8e-3, Verdict.REGRESSION, nan_layer=9)
-    run = make_run(Spec(num_prompts=1, candidates=(poisoned,)), tmp_path)[0]
+    run = make_run(Spec(num_prompts=1, candidates=(poisoned,)))[0]
 
     assert series.outlier(run, run.candidates[0]) == "layers.9"
     assert series.spike(run, run.candidates[0]) is None
@@ -80,14 +80,31 @@ def test_nan_of_another_origin_is_no_spike(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("rules", "threshold"),
-    [([], 0.15), ([{"name": "layer-kl", "threshold": 0.4}], 0.4), ([{"name": "other"}], 0.15)],
-    ids=["default", "overridden", "another rule"],
+    [
+        ([], 0.15),
+        ([{"name": "layer-kl", "threshold": 0.4}], 0.4),
+        ([{"name": "other"}], 0.15),
+        ([{"name": "layer-kl", "threshold": 0.0}], 0.0),
+    ],
+    ids=["default", "overridden", "another rule", "must be equal"],
 )
 def test_lens_threshold(planted: RunResult, rules: list[dict[str, Any]], threshold: float) -> None:
     """Catches a line at 0.15 in a run that was judged by another limit."""
     quiet = replace(planted, alerts=(), config={"rules": rules})
 
     assert series.lens_threshold(quiet) == threshold
+
+
+@pytest.mark.parametrize(
+    ("kind", "threshold"), [("absolute", 0.19), ("baseline", 0.15), ("median_ratio", 0.15)]
+)
+def test_only_a_fixed_limit_is_a_line(planted: RunResult, kind: str, threshold: float) -> None:
+    """Catches one candidate's baseline drawn as the limit of all of them."""
+    alert = Alert("own", "int8", "lens_kl", "mean", Scope("layers.3"), 0.3, "finite", 0.19,
+                  Severity.CRITICAL, "x")  # fmt: skip
+    run = replace(planted, alerts=(alert,), config={"rules": [{"name": "own", "kind": kind}]})
+
+    assert series.lens_threshold(run) == threshold
 
 
 def test_layer_csv_is_exact(planted: RunResult) -> None:

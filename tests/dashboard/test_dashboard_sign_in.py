@@ -1,19 +1,19 @@
 """Signing in with a real browser at a real provider, and who may do what then."""
 
 import json
-import os
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from itsdangerous import URLSafeTimedSerializer
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 from tests.dashboard.adding_proxy import adding_proxy
+from tests.dashboard.browsing import MARKS, WAIT_MS, Browse, watched
 from tests.dashboard.invented_actions import RUN, furnish
 from tests.dashboard.oidc_provider import CLIENT_ID, CLIENT_SECRET, Provider, provider
-from tests.dashboard.test_dashboard_browser import CHROMIUM, FLAGS, WAIT_MS, watched
 
 from quantwatch.store import audit
 from quantwatch.store.session import open_database
@@ -36,13 +36,7 @@ viewer = ["*@example.com"]
 [dashboard.groups]
 operator = ["ml-*"]
 """
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not CHROMIUM.exists() and "CI" not in os.environ, reason=f"{CHROMIUM} is not installed"
-    ),
-]
+pytestmark = MARKS
 
 
 @dataclass(frozen=True)
@@ -86,27 +80,11 @@ def service(filled: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             yield Service(url, found, database, alert)
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Headless Chromium, for which a name of elsewhere leads here, as DNS rebinding makes it."""
-    flags = [*FLAGS, "--host-resolver-rules=MAP evil.example 127.0.0.1"]
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(
-            executable_path=str(CHROMIUM), args=flags, timeout=WAIT_MS
-        )
-        yield found
-        found.close()
-
-
 @pytest.fixture
-def page(browser: Browser, service: Service) -> Iterator[Page]:
-    """A browser of its own, without cookies."""
+def page(browse: Browse, service: Service) -> Page:
+    """A page of a browser without cookies."""
     service.provider.fault, service.provider.lasts_s = "", 3600
-    profile = browser.new_context(viewport={"width": 1280, "height": 800})
-    profile.set_default_timeout(WAIT_MS)
-    expect.set_options(timeout=WAIT_MS)
-    yield profile.new_page()
-    profile.close()
+    return browse("about:blank")[0]
 
 
 def sign_in(page: Page, service: Service, person: str) -> None:
@@ -222,15 +200,16 @@ def test_an_identity_ends_with_its_token(page: Page, service: Service) -> None:
     """Catches an open browser that stays signed in for thirty days."""
     service.provider.lasts_s = 15
     sign_in(page, service, "olga")
+    ends = time.time() + service.provider.lasts_s
     expect(page.locator(".qw-person summary")).to_contain_text("operator")
-    page.wait_for_timeout(15_500)
+    page.wait_for_timeout(1_000 * max(0.0, ends - time.time()) + 500)
     page.reload()
 
     expect(page.locator(".qw-state")).to_contain_text("Your sign-in has expired")
 
 
 def test_only_this_machine_is_operator_without_a_sign_in(
-    browser: Browser, filled: Path, tmp_path: Path
+    browse: Browse, filled: Path, tmp_path: Path
 ) -> None:
     """Catches all the world as operator: by a name that leads here, or through a proxy here."""
     shown = []
@@ -238,9 +217,7 @@ def test_only_this_machine_is_operator_without_a_sign_in(
         elsewhere = local.replace("127.0.0.1", "evil.example")
         with adding_proxy(local, "X-Forwarded-For: 127.0.0.1") as proxied:
             for url in (local, elsewhere, proxied):
-                page = browser.new_page()
-                page.set_default_timeout(WAIT_MS)
-                page.goto(url)
+                page, _ = browse(url)
                 page.wait_for_selector(".qw-person summary")
                 shown.append(page.text_content(".qw-person") or "")
                 page.close()

@@ -11,7 +11,8 @@ from tests.dashboard.test_dashboard_history import CONFIG, NIGHT, START, recent,
 
 from quantwatch.domain import RunStatus, Verdict
 from quantwatch.store.checks import Pause
-from quantwatch.store.states import Headline, OpenAlerts, Timetable
+from quantwatch.store.states import Headline, OpenAlerts
+from quantwatch.store.timetables import Timetable
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts.sparkline import sparkline
 from quantwatch_dashboard.components.schedule import next_runs

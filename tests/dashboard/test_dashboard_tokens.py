@@ -86,5 +86,5 @@ def test_heat_ends_two_decades_below_the_largest() -> None:
     """Catches a scale on which one bad token makes all the others white, or none."""
     shown = prompt_text(one_row("a", "b", "c", "d", values=[1.0, 0.1, 0.01, math.nan]), at=0)
 
-    assert [f"--heat: {heat}%" in shown for heat in (70, 35, 0)] == [True] * 3
+    assert [f"--heat: {heat}%" in shown for heat in (100, 50, 0)] == [True] * 3
     assert 'class="qw-not-finite"' in shown

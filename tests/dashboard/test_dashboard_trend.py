@@ -12,13 +12,13 @@ from tests.dashboard.test_dashboard_history import NIGHT, START
 from quantwatch.domain import RunStatus, Severity, Verdict
 from quantwatch.store.marks import RunMark
 from quantwatch.store.records import SeriesPoint
-from quantwatch_dashboard import text
+from quantwatch_dashboard.charts import palette
 from quantwatch_dashboard.charts.axis import by_decades, by_units, close_to
 from quantwatch_dashboard.charts.tradeoff import tradeoff_chart
 from quantwatch_dashboard.charts.trend import hidden_limits, trend_chart
 from quantwatch_dashboard.components.picture import run_of
 from quantwatch_dashboard.logic import bands, trends
-from quantwatch_dashboard.logic.history import Change, Limit, Tradeoff
+from quantwatch_dashboard.logic.history import Change, Limit, Tradeoff, change_words
 from quantwatch_dashboard.logic.trends import Compared, Line, Point, Trend
 
 NAN, INF = math.nan, math.inf
@@ -159,7 +159,7 @@ def test_baseline_band_and_limits_belong_to_the_chosen_candidate() -> None:
     figure = trend_chart(trend, unit="x", is_log=True, zone=UTC)
     said = [note.text for note in figure.layout.annotations]
 
-    assert said == ["baseline", "near 0.150"]
+    assert said == [palette.ink("baseline"), palette.ink("near 0.150", palette.CULPRIT)]
     assert hidden_limits(trend, is_log=True) == ["far 1.00e9"]
     assert figure.data[-1].name == "b"
     assert figure.layout.yaxis.range[1] < 1
@@ -168,7 +168,7 @@ def test_baseline_band_and_limits_belong_to_the_chosen_candidate() -> None:
 def test_digests_are_short_and_other_words_are_not_cut_to_pieces() -> None:
     """Catches 64 hexadecimal digits in a hover card."""
     record = {"name": "weights_sha", "part": "weights", "value": "ab" * 32, "baseline": "cd" * 32}
-    assert text.change(record) == "weights_sha: cdcdcdcdcdcd… → abababababab…"
+    assert change_words(record) == "weights_sha: cdcdcdcdcdcd… → abababababab…"
 
 
 def test_many_runs_are_thinned_but_the_spike_stays() -> None:

@@ -1,60 +1,17 @@
 """Every page in every state, run by Streamlit's own test runner on a real database."""
 
 import importlib.util
-import math
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import streamlit as st
 from streamlit.testing.v1 import AppTest
 from tests.dashboard.invented import Candidate, Spec
+from tests.dashboard.pages import TIMEOUT_S, fresh_page, html, menu, open_page
 
 from quantwatch.domain import RunResult, RunStatus, Verdict
 from quantwatch_dashboard import launch
-
-TIMEOUT_S = 60
-
-
-def open_page(name: str, **query: str) -> AppTest:
-    """Run one page with its query parameters; no page may ever show an exception."""
-    page = AppTest.from_string(
-        f"from quantwatch_dashboard.views import {name}\n{name}.show()", default_timeout=TIMEOUT_S
-    )
-    for key, value in query.items():
-        page.query_params[key] = value
-    page.run()
-    assert not page.exception, page.exception
-    return page
-
-
-def fresh_page(name: str) -> AppTest:
-    """Run a page that has forgotten what it read before."""
-    st.cache_resource.clear()
-    return open_page(name)
-
-
-def html(page: AppTest) -> str:
-    """Return all markup of a page except its style."""
-    found = [element.proto.body for element in page.get("html")]
-    return "\n".join(body for body in found if not body.startswith("<style>"))
-
-
-@pytest.mark.parametrize("name", ["overview", "run", "alerts"])
-def test_empty_database_says_what_to_do(empty_url: str, name: str) -> None:
-    """Catches an empty box where a newcomer needs the first command."""
-    shown = html(open_page(name))
-
-    assert "No check has run yet" in shown
-    # Without the option the demo would ask for the port that this page is served from.
-    assert f"quantwatch --database {empty_url} demo --no-dashboard" in shown
-
-
-@pytest.mark.parametrize("name", ["overview", "run", "alerts"])
-def test_every_page_says_when_it_was_read(demo_url: str, name: str) -> None:
-    """Catches a page left open over night that looks like this morning's."""
-    assert re.search(r"as of \d\d:\d\d:\d\d UTC", html(open_page(name)))
 
 
 @pytest.mark.parametrize("status", [RunStatus.CANCELLED, RunStatus.FAILED], ids=str)
@@ -76,38 +33,6 @@ def test_check_without_any_result_is_on_the_overview(
         assert "1 with no result lately" in shown
     assert "<h1>No regression</h1>" in beside
     assert ("No result: newest run" in alone) == (status is RunStatus.FAILED)
-
-
-@pytest.mark.parametrize("name", ["overview", "run", "alerts"])
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        ("sqlite:///{folder}/gone.db", "does not exist yet"),
-        ("postgresql://quantwatch:hunter2@127.0.0.1:1/db", "reached"),
-        ("mysql://root:hunter2@localhost/x", "not allowed"),
-    ],
-    ids=["missing file", "unreachable server", "unsupported"],
-)
-def test_unreadable_database_is_a_card(
-    name: str, url: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches a traceback, and a password on the page, when the database is the trouble."""
-    monkeypatch.setenv("QUANTWATCH_DATABASE_URL", url.format(folder=tmp_path))
-    shown = html(open_page(name))
-
-    assert said in shown
-    assert "hunter2" not in shown
-    assert "Traceback" not in shown
-
-
-def test_old_schema_is_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches SQL errors on a database that another version wrote."""
-    (tmp_path / "old.db").write_bytes(b"")
-    monkeypatch.setenv("QUANTWATCH_DATABASE_URL", f"sqlite:///{tmp_path}/old.db")
-    shown = html(open_page("overview"))
-
-    assert "quantwatch db upgrade" in shown
-    assert "can&#x27;t be read" in shown
 
 
 def test_overview_leads_with_the_regression(demo_url: str) -> None:
@@ -132,7 +57,7 @@ def test_run_page_leads_to_the_fault(save_run: Callable[[Spec], RunResult]) -> N
     assert shown.index("layers.14.mlp.down_proj") < shown.index("Candidates side by side")
     assert "17 × the median of the same place in the other layers" in shown
     assert "int8-fault" in shown
-    assert len(page.get("plotly_chart")) == 6
+    assert len(page.get("plotly_chart")) == 5
     assert "isolated-error-outlier" in shown
     assert "quantwatch check run demo" in shown
     assert re.findall(r'qw-marked">(layers[^<]+)<', shown) == ["layers.14"]
@@ -182,15 +107,6 @@ def test_choosing_changes_the_address(save_run: Callable[[Spec], RunResult]) -> 
     assert page.query_params["candidate"] == "bf16"
 
 
-def test_unknown_run_is_a_card(save_run: Callable[[Spec], RunResult]) -> None:
-    """Catches a traceback for a run that is not there."""
-    save_run(Spec())
-    shown = html(open_page("run", run="<script>alert(1)</script>"))
-
-    assert "That is not in this database" in shown
-    assert "<script" not in shown
-
-
 @pytest.mark.parametrize("status", [RunStatus.FAILED, RunStatus.CANCELLED], ids=str)
 def test_failed_run_is_not_a_regression(end_run: Callable[..., None], status: RunStatus) -> None:
     """Catches a monitor's own failure that is shown as the model's fault."""
@@ -210,50 +126,6 @@ def test_nan_run_says_where_it_starts(save_run: Callable[[Spec], RunResult]) -> 
 
     assert "Not finite from layers.9 on" in shown
     assert "NaN" in shown
-
-
-def test_all_nan_and_unmeasured_candidates(save_run: Callable[[Spec], RunResult]) -> None:
-    """Catches a division or logarithm of nothing, and a failed candidate that is left out."""
-    failed = Candidate("broken", 0.0, None, failure="weights are corrupt: <b>bad</b> magic")
-    exact = Candidate("exact", 0.0)
-    run = save_run(
-        Spec(
-            candidates=(exact, failed, Candidate("nan", math.nan, Verdict.REGRESSION, nan_layer=0))
-        )
-    )
-    shown = html(open_page("run", run=run.run_id))
-
-    assert "weights are corrupt: &lt;b&gt;bad&lt;/b&gt; magic" in shown
-
-
-@pytest.mark.parametrize("num_layers", [1, 126])
-def test_shallow_and_deep_models(save_run: Callable[[Spec], RunResult], num_layers: int) -> None:
-    """Catches an axis or a picture that assumes 30 layers."""
-    save_run(Spec(num_layers=num_layers, num_prompts=1, candidates=(Candidate("a", 1e-2),)))
-
-    assert len(open_page("run").get("plotly_chart")) == 6
-
-
-def test_nothing_from_the_database_is_markup(save_run: Callable[[Spec], RunResult]) -> None:
-    """Catches prompts and names that are rendered as HTML or Markdown."""
-    hostile = "<script>alert(1)</script>"
-    pieces = [
-        hostile,
-        "$x$",
-        ":red[y]",
-        "[x](javascript:alert(1))",
-        "**b**",
-        "<img src=x onerror=alert(1)>",
-    ]
-    names = (Candidate(f"{hostile}**b**", 1e-2, Verdict.REGRESSION), Candidate("n" * 300, 2e-2))
-    run = save_run(Spec(check=f":red[c]{hostile}", pieces=pieces, candidates=names, num_prompts=2))
-
-    for page in (open_page("run", run=run.run_id), open_page("overview"), open_page("alerts")):
-        shown = html(page)
-        assert "<script" not in shown
-        assert "<img src=x" not in shown
-        assert "&lt;script&gt;" in shown or page.selectbox
-        assert not [m for m in page.markdown if "javascript" in m.value or ":red[" in m.value]
 
 
 def test_alerts_page_filters_by_check(demo_url: str) -> None:
@@ -291,4 +163,7 @@ def test_screenshots_script_is_importable() -> None:
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
 
-    assert set(module.PAGES) == {"overview", "run"}
+    shown = {
+        picture.address.partition("?")[0] or "overview" for picture in module.PICTURES.values()
+    }
+    assert shown == set(menu())

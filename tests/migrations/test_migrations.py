@@ -11,7 +11,7 @@ from subprocess import PIPE
 
 import pytest
 from alembic.script import ScriptDirectory
-from sqlalchemy import inspect, text
+from sqlalchemy import Engine, event, inspect, text
 from sqlalchemy.orm import Session
 
 from quantwatch.errors import StoreError
@@ -240,3 +240,82 @@ def test_judgements_of_before_are_the_first_version(database_url: str) -> None:
         session.execute(text("DELETE FROM run"))
         assert session.execute(rows).all() == [], "the evaluations of a deleted run go with it"
     database.close()
+
+
+NEWEST = "SELECT check_id, run_id FROM recent_point ORDER BY check_id, run_id"
+SINCE = "SELECT check_id, verdict_since FROM latest_run ORDER BY check_id"
+
+
+def _end_run(session: Session, check: int, number: int, verdict: str) -> None:
+    """Write an ended run as a program of before the migration does."""
+    at = datetime(2026, 11, number, tzinfo=UTC)
+    name = f"{check}-{number:02}"
+    _insert(session, "run", id=name, check_id=check, status="succeeded", verdict=verdict, slot_key=name,
+            started_at=at)  # fmt: skip
+    point = "INSERT INTO latest_run (check_id, run_id, succeeded_run_id) VALUES (:check, :id, :id)"
+    session.execute(text("DELETE FROM latest_run WHERE check_id = :id"), {"id": check})
+    session.execute(text(point), {"check": check, "id": name})
+
+
+def _two_checks(url: str) -> None:
+    migrate(url, "0006")
+    database = open_database(url, check_schema=False)
+    with database.writer() as session:
+        for check in (1, 2):
+            _insert(session, "check", id=check, name=f"check-{check}")
+            for number, verdict in enumerate(("pass", "warn", "warn"), start=1):
+                _end_run(session, check, number, verdict)
+    database.close()
+
+
+def _rows(url: str, words: str) -> list[tuple[object, ...]]:
+    database = open_database(url)
+    with database.reader() as session:
+        found = [tuple(row) for row in session.execute(text(words))]
+    database.close()
+    return [(row[0], str(row[1])[:10]) for row in found]
+
+
+def test_points_of_old_runs_are_written(database_url: str) -> None:
+    """Catches an upgraded overview that knows no run of before, or a streak of other verdicts."""
+    _two_checks(database_url)
+    upgrade(database_url)
+
+    assert _rows(database_url, NEWEST) == [
+        (check, f"{check}-{number:02}") for check in (1, 2) for number in (1, 2, 3)
+    ]
+    assert _rows(database_url, SINCE) == [(1, "2026-11-02"), (2, "2026-11-02")]
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+def test_runs_end_while_points_are_written(database_url: str) -> None:
+    """Catches workers that wait for minutes, and a run of meanwhile that the overview never has."""
+    _two_checks(database_url)
+    service = open_database(database_url, check_schema=False)
+    written: list[str] = []
+
+    def work(_connection: object, _cursor: object, words: str, *_: object) -> None:
+        slow = words.lstrip().startswith(("INSERT INTO recent_point", "WITH told"))
+        if not slow or words in written or len(written) == 2:
+            return
+        written.append(words)
+        number = 3 + len(written)
+        with service.writer() as session:
+            session.execute(text("SET LOCAL lock_timeout = '2s'"))
+            _end_run(session, 2, number, "pass")
+            session.execute(text("DELETE FROM run WHERE id = '1-01'"))
+
+    event.listen(Engine, "after_cursor_execute", work)
+    try:
+        upgrade(database_url)
+    finally:
+        event.remove(Engine, "after_cursor_execute", work)
+        service.close()
+
+    assert len(written) == 2
+    assert _rows(database_url, NEWEST) == [
+        *((1, f"1-{number:02}") for number in (2, 3)),
+        *((2, f"2-{number:02}") for number in (1, 2, 3, 4, 5)),
+    ]
+    assert _rows(database_url, SINCE) == [(1, "2026-11-02"), (2, "2026-11-04")]

@@ -25,7 +25,6 @@ def birth_map(births: Sequence[Birth], scopes: Sequence[str], num_tokens: int) -
     if not births:
         raise ValueError("a birth map needs at least one value that is not finite")
     rows = {scope: at for at, scope in enumerate(scopes)}
-    # Of very many tokens those with the earliest scopes are shown: a late one only inherits.
     shown = sorted(births, key=lambda b: (rows[b.scope], b.place.position))[:MAX_POINTS]
     figure = go.Figure(
         [_points([b for b in shown if b.kind == kind], rows, kind) for kind in _LOOKS]

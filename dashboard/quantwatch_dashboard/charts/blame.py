@@ -62,11 +62,13 @@ def _name(figure: go.Figure, one: Blamed, across: Axis, up: Axis) -> None:
     y = up.place(one.propagated[one.culprit])
     if x is None or y is None:
         return
-    label = text.label(text.scope(one.places[one.culprit]))
+    label = palette.ink(
+        f"<b>{text.label(text.scope(one.places[one.culprit]))}</b>", palette.CULPRIT
+    )
     figure.add_annotation(
-        x=across.coordinate(x), y=up.coordinate(y), text=f"<b>{label}</b>",
+        x=across.coordinate(x), y=up.coordinate(y), text=label,
         ax=0, ay=-30, showarrow=True, arrowhead=0, standoff=6,
-        arrowcolor=palette.CULPRIT, arrowwidth=1.5, font={"color": palette.CULPRIT, "size": 13},
+        arrowcolor=palette.CULPRIT, arrowwidth=1.5, font={"size": 13},
     )  # fmt: skip
 
 

@@ -130,16 +130,18 @@ def _trace(
     )  # fmt: skip
 
 
-def _cell_texts(grid: TokenGrid, pooled: Pooled, kind: Kind) -> list[list[str]]:
+def _cell_texts(grid: TokenGrid, pooled: Pooled, kind: Kind) -> NDArray[np.str_]:
     """Return value and token of every cell: the axis shows the token's text, hover where it is."""
     where = [_where(grid, pooled, j) for j in range(len(pooled.column_starts))]
-    return [
+    found = [
         [
             f"{text.NOT_MEASURED if gone else value_text(value, kind)}<br>{there}"
             for value, gone, there in zip(values, missing, where, strict=True)
         ]
         for values, missing in zip(pooled.values.tolist(), pooled.missing.tolist(), strict=True)
     ]
+    # An array: of a list Plotly looks at each element, several times.
+    return np.array(found)
 
 
 def _where(grid: TokenGrid, pooled: Pooled, column: int) -> str:

@@ -6,6 +6,7 @@ one per cell while a browser can bear it, above that one per token and one per l
 
 from collections.abc import Sequence
 
+import numpy as np
 import plotly.graph_objects as go
 
 from quantwatch_dashboard import text
@@ -19,7 +20,7 @@ _CLICKABLE = 5_000
 
 def culprit(row: str) -> str:
     """Return the label of the row that broke."""
-    return f'<b style="color:{palette.CULPRIT}">{text.scope(row)}</b>'
+    return palette.ink(f"<b>{text.scope(row)}</b>", palette.CULPRIT)
 
 
 def part_prompts(figure: go.Figure, prompts: list[int]) -> None:
@@ -37,7 +38,7 @@ def part_prompts(figure: go.Figure, prompts: list[int]) -> None:
     ]  # fmt: skip
     figure.layout.annotations = [
         {"x": (j + end - 1) / 2, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False,
-         "text": str(prompts[j]), "font": {"size": 11, "color": palette.MUTED}}
+         "text": palette.ink(str(prompts[j])), "font": {"size": 11}}
         for j, end in zip(starts, ends, strict=True)
         if end - j > wide
     ]  # fmt: skip
@@ -68,20 +69,21 @@ def _outline(figure: go.Figure, box: dict[str, float], color: str) -> None:
 
 
 def clickable(figure: go.Figure, scopes: Sequence[str], tokens: Sequence[tuple[int, int]]) -> None:
-    """Put markers on the cells; each carries its scope, prompt and position."""
+    """Put markers on the cells; each carries its scope, prompt and position, as text."""
     rows, columns = len(scopes), len(tokens)
     if rows * columns <= _CLICKABLE:
-        cells = [(i, j) for i in range(rows) for j in range(columns)]
+        i, j = (each.ravel() for each in np.indices((rows, columns)))
     else:
-        cells = [(rows // 2, j) for j in range(columns)] + [(i, 0) for i in range(rows)]
+        i = np.concatenate([np.full(columns, rows // 2), np.arange(rows)])
+        j = np.concatenate([np.arange(columns), np.zeros(rows, np.int64)])
     heat = figure.data[0]
-    # Looked up once: each look into a figure's trace takes its time.
-    keys, names, texts = heat.x, heat.y, heat.text
+    # Arrays: of a list Plotly looks at each element, several times.
+    whole = np.array(tokens, np.int64).reshape(-1, 2).astype(np.str_)
     figure.add_scatter(
-        x=[keys[j] for _, j in cells],
-        y=[names[i] for i, _ in cells],
-        customdata=[[scopes[i], *tokens[j]] for i, j in cells],
-        text=[texts[i][j] for i, j in cells],
+        x=np.array(heat.x)[j],
+        y=np.array(heat.y)[i],
+        customdata=np.column_stack([np.array(scopes)[i], whole[j]]),
+        text=np.array(heat.text)[i, j],
         hovertemplate=heat.hovertemplate,
         mode="markers",
         marker={"symbol": "square", "size": 11, "opacity": 0, "color": palette.MUTED},

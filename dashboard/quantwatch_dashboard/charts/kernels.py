@@ -26,8 +26,9 @@ def share_trend(times: Sequence[datetime], lines: Sequence[Line]) -> go.Figure:
     figure = go.Figure([_line(at, times, line, axis) for at, line in enumerate(lines)])
     figure.add_hline(y=1.0, line={"color": palette.CULPRIT, "width": 1.5, "dash": "dot"})
     figure.add_annotation(
-        x=1, xref="paper", y=axis.coordinate(1.0), text="tolerance", showarrow=False,
-        xanchor="right", yanchor="bottom", font={"size": 11, "color": palette.CULPRIT},
+        x=1, xref="paper", y=axis.coordinate(1.0), showarrow=False,
+        text=palette.ink("tolerance", palette.CULPRIT),
+        xanchor="right", yanchor="bottom", font={"size": 11},
     )  # fmt: skip
     figure.update_layout(
         frame(330),

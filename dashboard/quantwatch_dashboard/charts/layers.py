@@ -120,10 +120,11 @@ def _annotate(figure: go.Figure, line: LayerLine, axis: Axis, num_places: int) -
     share = line.culprit / max(1, num_places - 1)
     anchor = "left" if share < 0.3 else "right" if share > 0.7 else "center"
     figure.add_annotation(
-        x=line.culprit, y=axis.coordinate(height), text=f"<b>{label}</b>",
+        x=line.culprit, y=axis.coordinate(height),
+        text=palette.ink(f"<b>{label}</b>", palette.CULPRIT),
         ax={"left": 40, "right": -40, "center": 0}[anchor], ay=-26, xanchor=anchor,
         showarrow=True, arrowhead=0, arrowcolor=palette.CULPRIT, arrowwidth=1.5, standoff=8,
-        font={"color": palette.CULPRIT, "size": 13},
+        font={"size": 13},
     )  # fmt: skip
 
 
@@ -132,15 +133,15 @@ def _threshold(figure: go.Figure, threshold: float, axis: Axis) -> None:
         # "Must be equal": it has no place on a log axis, so it is told.
         figure.add_annotation(
             x=0, xref="paper", xanchor="left", y=0, yref="paper", yanchor="bottom",
-            text=f"threshold {threshold:g}, below this axis", showarrow=False,
-            font={"color": palette.CULPRIT, "size": 11},
+            text=palette.ink(f"threshold {threshold:g}, below this axis", palette.CULPRIT),
+            showarrow=False, font={"size": 11},
         )  # fmt: skip
         return
     figure.add_hline(y=threshold, line={"color": palette.CULPRIT, "width": 1.2, "dash": "dash"})
     figure.add_annotation(
         x=0, xref="paper", xanchor="left", y=axis.coordinate(threshold), yanchor="bottom",
-        text=f"threshold {threshold:g}", showarrow=False,
-        font={"color": palette.CULPRIT, "size": 11},
+        text=palette.ink(f"threshold {threshold:g}", palette.CULPRIT), showarrow=False,
+        font={"size": 11},
     )  # fmt: skip
 
 

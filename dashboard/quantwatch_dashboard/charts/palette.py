@@ -8,6 +8,7 @@ SERIES = ("#4C8BE0", "#E0951B", "#159C7F", "#C4679F", "#7A6FD0", "#8A9A2B", "#30
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid", "dash")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon")
 CULPRIT = "#E5484D"
+"""For lines and marks; words are set by `ink`: no one red can be read on both papers."""
 MUTED = "#8B919B"
 CHOSEN = "#0B6BFF"
 """What the reader chose; red is kept for what broke."""
@@ -17,6 +18,8 @@ CLEAR, WARN = "#0F8F6F", "#D97706"
 CHANGED = "#7A86A0"
 OUTLINE = "#FFFFFF"
 """Around marks, so that they are seen on any color."""
+_INKS = {CULPRIT: "light-dark(#be1e2d, #ff7b7b)", WARNED: "light-dark(#9a5b00, #ffb84d)"}
+_SOFT = "light-dark(#566072, #a3adbd)"
 
 INFERNO = (
     "#1B0C41", "#2F0A5B", "#4A0C6B", "#65156E", "#7F1E6C", "#992766", "#B2325A", "#C83F4B",
@@ -42,3 +45,11 @@ def series_style(index: int) -> tuple[str, str, str]:
     """Return color, dash and marker of the candidate with this place in the run."""
     cycle = index % len(SERIES)
     return SERIES[cycle], DASHES[cycle], MARKERS[cycle]
+
+
+def ink(words: str, color: str = MUTED) -> str:
+    """Return escaped words of an annotation in the shade of a color that its paper asks for.
+
+    Plotly knows one color for both papers, and none has enough contrast on both; a browser chooses.
+    """
+    return f'<span style="color:{_INKS.get(color, _SOFT)}">{words}</span>'

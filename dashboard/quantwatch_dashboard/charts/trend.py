@@ -120,9 +120,10 @@ def _shapes(trend: Trend, axis: Axis) -> Iterator[Json]:
 def _notes(trend: Trend, axis: Axis) -> Iterator[Json]:
     for value, words, color in _levels(trend, axis):
         yield {
-            "x": 0, "xref": "paper", "xanchor": "left", "yanchor": "bottom", "text": words,
+            "x": 0, "xref": "paper", "xanchor": "left", "yanchor": "bottom",
+            "text": palette.ink(words, color),
             "y": axis.coordinate(value), "showarrow": False,
-            "font": {"color": color, "size": 11},
+            "font": {"size": 11},
         }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from itertools import groupby
 from quantwatch.domain import Json
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts import palette
-from quantwatch_dashboard.logic.history import Change
+from quantwatch_dashboard.logic.history import Change, change_words
 from quantwatch_dashboard.logic.trends import Trend
 
 _MOST_LINES = 6
@@ -50,7 +50,7 @@ def _told(group: Sequence[Change]) -> str:
 
 def _line(change: Change, record: Json) -> str:
     whose = "" if change.candidate is None else f"{text.clip(change.candidate, 24)} · "
-    return text.label(f"{whose}{text.change(record)}")
+    return text.label(f"{whose}{change_words(record)}")
 
 
 def _failures(trend: Trend, zone: tzinfo) -> Json:

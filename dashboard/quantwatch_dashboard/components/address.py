@@ -1,9 +1,11 @@
 """Widgets whose state is in the page's address, so that a link restores it.
 
-The address wins over the widget when it was changed from outside: a link, the back button. What is
-at its default leaves no trace in it, but for `pick`: there the default comes from what was
-measured, and a link must show the same tomorrow. Streamlit drops the state of widgets when another
-page is opened, so pages may use the same key for different things.
+The address wins over the widget when it was changed from outside: a link, the back button. What it
+names and nothing is called stays in it, and the reader is told: a wider list must not pass for a
+narrow one. What is at its default leaves no trace in it, but for `pick`, and for `choose` with
+`moves`: there the default comes from what was measured, and a link must show the same tomorrow.
+Streamlit drops the state of widgets when another page is opened, so pages may use the same key for
+different things.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +14,7 @@ from typing import Any, Literal
 import streamlit as st
 
 from quantwatch.errors import UserError
+from quantwatch_dashboard.components.markup import tag
 from quantwatch_dashboard.text import ANY
 
 Words = Callable[[str], str]
@@ -39,12 +42,27 @@ def pick(label: str, key: str, options: Sequence[str], default: str, shown: Word
 
 
 def choose(
-    label: str, key: str, options: Sequence[str], shown: Words = str, width: Width = 170
+    label: str,
+    key: str,
+    options: Sequence[str],
+    shown: Words = str,
+    width: Width = 170,
+    *,
+    moves: bool = False,
 ) -> str:
-    """Let the reader choose one of a list; the first option is the default."""
+    """Let the reader choose one of a list; the first option is the default.
+
+    With `moves` the default is another one tomorrow: the address keeps it, too.
+    """
+    asked = st.query_params.get(key, options[0])
     name = _take("filter", key, options, options[0])
     value = str(st.selectbox(label, options, key=name, format_func=shown, width=width))
-    return _keep(key, value, options[0])
+    if asked in options or value != options[0]:
+        return _keep(key, value, "" if moves else options[0])
+    st.session_state[f"seen-{key}"] = asked
+    said = f"“{asked}” is not among these; shown: {shown(value)}"
+    st.html(tag("span", said, class_="qw-note qw-small"), width="content")
+    return value
 
 
 def chosen_now(key: str) -> str:

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
 
+from quantwatch.store.backlog import Load
 from quantwatch.store.dead_letters import Delivery
 from quantwatch.store.endpoints import EndpointState
-from quantwatch.store.messages import Load
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components.markup import Html, link, numbers, table, tag
 from quantwatch_dashboard.components.verdict import pill, tone

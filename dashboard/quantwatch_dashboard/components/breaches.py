@@ -1,6 +1,8 @@
 """Alerts as rows: rule, place, value against threshold, in words."""
 
-from quantwatch.domain import Alert, RunResult
+from collections.abc import Iterable, Sequence
+
+from quantwatch.domain import Alert
 from quantwatch.report.words import alert_value, worst_first
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components.markup import Html, numbers, table, tag
@@ -10,11 +12,11 @@ from quantwatch_dashboard.components.words import swatch
 _HEADERS = ("Severity", "Candidate", "Place", "Rule")
 
 
-def alert_table(result: RunResult) -> Html:
+def alert_table(alerts: Sequence[Alert], candidates: Iterable[str]) -> Html:
     """Return one row per rule and candidate, critical ones first: its worst scope and the rest."""
-    places = {c.name: i for i, c in enumerate(result.candidates)}
+    places = {name: i for i, name in enumerate(candidates)}
     groups: dict[tuple[str, str], list[Alert]] = {}
-    for alert in worst_first(result.alerts):
+    for alert in worst_first(alerts):
         groups.setdefault((alert.rule, alert.candidate), []).append(alert)
     rows = [_row(group, places.get(group[0].candidate, 0)) for group in groups.values()]
     return table([*_HEADERS, *numbers("Value", "Threshold"), "In words"], rows)

@@ -93,7 +93,7 @@ def side_by_side(result: RunResult) -> Html:
     rows = [_row(c, i, largest) for i, c in enumerate(result.candidates)]
     if result.noise_floor:
         rows.append(_floor_row(result))
-    return table(["Candidate", "Verdict", *numbers(_COLUMNS)], rows)
+    return table(["Candidate", "Verdict", *numbers(_COLUMNS)], rows, "qw-quality")
 
 
 def _row(candidate: CandidateResult, index: int, largest: float) -> list[object]:

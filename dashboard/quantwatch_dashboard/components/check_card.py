@@ -71,7 +71,7 @@ def _sentences(check: CheckSummary, known: Known, now: datetime) -> Iterator[Htm
     verdict = check.decided.verdict if check.decided is not None else None
     if known.began is not None and verdict not in (None, Verdict.PASS):
         yield tag("p", *_began(known.began))
-    if (run := check.trouble) is not None:
+    if (run := check.unfinished) is not None:
         reason = text.clip(run.reason or "no reason was recorded", 200)
         said = f"⚡ Its newest run {run.status.value} {text.age(run.started_at, now)}: {reason}"
         yield tag("p", tag("span", said, class_="qw-trouble"))

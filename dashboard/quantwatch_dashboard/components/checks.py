@@ -107,7 +107,7 @@ def chips(check: CheckSummary) -> Html:
 
 def _trouble(check: CheckSummary, now: datetime) -> Html:
     """Say that the newest run has no result: shown apart from the verdict."""
-    run = check.trouble
+    run = check.unfinished
     if run is None:
         return Html("")
     reason = text.clip(run.reason or "no reason was recorded", 160)

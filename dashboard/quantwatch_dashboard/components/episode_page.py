@@ -5,7 +5,7 @@ from datetime import datetime, tzinfo
 from typing import Any
 
 from quantwatch.report.numbers import Number
-from quantwatch.store.messages import DEAD
+from quantwatch.store.dead_letters import DEAD
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components import hero
 from quantwatch_dashboard.components.episodes import (

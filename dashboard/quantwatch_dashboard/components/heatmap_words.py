@@ -1,5 +1,7 @@
 """What a heatmap shows, in words, and one of its tokens as a line over the layers."""
 
+from collections.abc import Sequence
+
 import plotly.graph_objects as go
 
 from quantwatch.metrics.registry import METRICS
@@ -44,24 +46,17 @@ def _worst(grid: TokenGrid, kind: Kind) -> str:
     return f"Worst: {value_text(value, kind)} at {grid.scopes[worst[0]]}, {where}."
 
 
-def profile(focus: Focus, grid: TokenGrid) -> go.Figure:
+def profile(focus: Focus, scopes: Sequence[str]) -> go.Figure:
     """Draw the chosen token's metric over the layers, of every candidate that has it."""
     lines = []
     for index, candidate in enumerate(focus.result.candidates):
         key = (focus.result.run_id, candidate.name, focus.metric, focus.prompt)
-        found = tokens.grid(focus.url, key, focus.result.suite_hash)
-        column = None if found is None else found.column(focus.token)
-        if found is None or column is None:
+        values = tokens.at_token(focus.url, key, focus.result.suite_hash, focus.position)
+        if not values:
             continue
-        values = {
-            scope: None if found.missing[i, column] else float(found.values[i, column])
-            for i, scope in enumerate(found.scopes)
-        }
         strong = candidate.name == focus.candidate.name
-        line = [values.get(scope) for scope in grid.scopes]
+        line = [values.get(scope) for scope in scopes]
         lines.append(LayerLine(candidate.name, index, line, strong=strong))
     is_log = METRICS[focus.metric].log_scale
     unit = naming.axis(focus.metric)
-    return layer_chart(
-        lines, grid.scopes, unit=unit, is_log=is_log, guides=Guides(None, focus.layer)
-    )
+    return layer_chart(lines, scopes, unit=unit, is_log=is_log, guides=Guides(None, focus.layer))

@@ -129,7 +129,7 @@ def used_by(found: Uses) -> Html:
         said = text.plural(found.measures, "check measures", "checks measure")
         return tag("span", f"{said} with it")
     if not found.known:
-        why = "No configuration says whether it runs."
+        why = "No configuration says whether it runs, and no newest run noted anything of it."
         return tag("span", "unknown", class_="qw-soft", title=why)
     parts = [tag("span", *_use(use), class_="qw-line") for use in found.uses[:_MOST_USES]]
     if more := text.more(len(found.uses), _MOST_USES):
@@ -142,7 +142,7 @@ def used_by(found: Uses) -> Html:
 
 def _use(use: Use) -> list[object]:
     how = f" ({use.backend})" if use.backend else ""
-    partly = tag("span", "in part: ", "; ".join(use.fallbacks), class_="qw-sub")
+    partly = tag("span", "noted: ", "; ".join(use.fallbacks), class_="qw-sub")
     named = link(use.check, "check", check=use.check)
     return [named, f" {use.variant}{how}", *([partly] if use.fallbacks else [])]
 

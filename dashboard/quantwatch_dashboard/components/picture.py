@@ -85,4 +85,6 @@ def _note(data: list[Any]) -> None:
 
 
 def _whole(value: object) -> bool:
+    if isinstance(value, str):
+        return value.isascii() and value.isdecimal()
     return isinstance(value, (int, float)) and float(value).is_integer()

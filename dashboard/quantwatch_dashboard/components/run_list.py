@@ -9,7 +9,7 @@ from quantwatch_dashboard import text
 from quantwatch_dashboard.components.markup import Html, join, run_link, soft, table, tag
 from quantwatch_dashboard.components.verdict import badge
 from quantwatch_dashboard.components.words import moment
-from quantwatch_dashboard.logic.history import Change
+from quantwatch_dashboard.logic.history import Change, change_words
 from quantwatch_dashboard.logic.marks import TROUBLE
 
 _HEADERS = ("Run", "Started", "Outcome", "Took", "Trigger", "Alerts", "Reason, or what changed")
@@ -63,4 +63,4 @@ def _why(mark: RunMark, changes: Sequence[Change]) -> Html:
 def changed_words(change: Change, record: Json) -> Html:
     """Return what changed, for whom, from what to what."""
     whose = "" if change.candidate is None else f"{change.candidate}: "
-    return tag("span", tag("b", str(record["part"])), f" · {whose}{text.change(record)}")
+    return tag("span", tag("b", str(record["part"])), f" · {whose}{change_words(record)}")

@@ -9,8 +9,8 @@ from quantwatch.config.plans import schedule_of
 from quantwatch.config.watching import ScheduleConfig
 from quantwatch.errors import ConfigError
 from quantwatch.schedules import Interval, next_three
-from quantwatch.store.operations import Planned
-from quantwatch.store.states import CheckState, Timetable
+from quantwatch.store.states import CheckState
+from quantwatch.store.timetables import Planned, Timetable
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components.markup import Html, join, soft, tag
 from quantwatch_dashboard.components.words import moment

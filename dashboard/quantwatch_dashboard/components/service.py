@@ -9,8 +9,9 @@ import streamlit as st
 
 from quantwatch.domain import Json, RunStatus, Verdict
 from quantwatch.store.components import Seen
-from quantwatch.store.operations import Planned, Slot
+from quantwatch.store.slots import Slot
 from quantwatch.store.states import UnendedRun
+from quantwatch.store.timetables import Planned
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components import progress, schedule
 from quantwatch_dashboard.components.markup import Html, join, link, numbers, soft, table, tag

@@ -58,7 +58,7 @@ def _readable(place: TokenPlace) -> Html:
 def _heat(value: float, largest: float) -> float:
     if not math.isfinite(value) or value <= 0 or largest <= 0:
         return 0.0
-    return 70 * max(0.0, 1 + math.log10(value / largest) / _DECADES)
+    return 100 * max(0.0, 1 + math.log10(value / largest) / _DECADES)
 
 
 _TOP_HEADERS = (
@@ -139,8 +139,9 @@ def top_caption(grid: TokenGrid, at: int) -> Html:
     following = grid.places[at + 1 : at + 2]
     goes_on = f"The prompt goes on with “{following[0].label(28)}”. " if following else ""
     red = tag("span", "Red", class_="qw-hot")
-    return tag("p", after, goes_on, red, ": another choice than the reference's at that rank.",
-               class_="qw-soft qw-small")  # fmt: skip
+    return tag("p", after, goes_on, red, ": another choice than the reference's at that rank. ",
+               "A share is of the tokens that are kept of that model, not of all: the probability"
+               " is at most that.", class_="qw-soft qw-small")  # fmt: skip
 
 
 def worst_table(tokens: Sequence[WorstToken], run_id: str, candidate: str) -> Html:

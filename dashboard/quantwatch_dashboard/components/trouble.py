@@ -37,6 +37,7 @@ def guarded(view: Callable[P, None]) -> Callable[P, None]:
         if not access.current().may(Role.VIEWER):
             st.rerun()
         try:
+            _require_text()
             view(*args, **kwargs)
         except ConfigError as error:
             st.html(state("The database is not named correctly", str(error)))
@@ -53,6 +54,13 @@ def guarded(view: Callable[P, None]) -> Callable[P, None]:
     return show
 
 
+def _require_text() -> None:
+    """Refuse an address with a character that no name has, and that PostgreSQL takes for damage."""
+    for key, value in st.query_params.items():
+        if "\0" in f"{key}{value}":
+            raise NotFoundError(f"The address names something in “{key}” that nothing is called.")
+
+
 def empty() -> Html:
     """Return what an empty database shows: the command that fills it."""
     program = connection.program()
@@ -62,6 +70,17 @@ def empty() -> Html:
         _where(),
         "Run the demo (a few minutes on two cores) or a check of your own, then reload this page:",
         command=f"{program} demo --no-dashboard\n{program} check run NAME",
+    )
+
+
+def nothing_measured() -> Html:
+    """Return what is shown where there are checks, but no run of any has succeeded yet."""
+    overview = tag("a", "overview", href="./")
+    return state(
+        "No run has succeeded yet",
+        "There is nothing to compare before a check has measured a candidate.",
+        Html(f"The {overview} says what is under way, and what failed."),
+        _where(),
     )
 
 

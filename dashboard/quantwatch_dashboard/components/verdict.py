@@ -3,6 +3,7 @@
 from quantwatch.domain import RunStatus, Severity, Verdict
 from quantwatch_dashboard.components.markup import Html, tag
 from quantwatch_dashboard.logic.marks import SEVERITIES, VERDICTS, Mark, mark
+from quantwatch_dashboard.text import ANY
 
 
 def tone(verdict: Verdict | None) -> str:
@@ -39,6 +40,6 @@ def severity_badge(severity: Severity) -> Html:
 
 
 def verdict_word(name: str) -> str:
-    """Return icon and word of a verdict by its value; ``any`` and ``none`` have words, too."""
+    """Return icon and word of a verdict by its value; ``*`` and ``none`` have words, too."""
     known = {verdict.value: f"{m.icon} {m.word}" for verdict, m in VERDICTS.items()}
-    return ({"any": "All", "none": "– No verdict"} | known).get(name, name)
+    return ({ANY: "All", "none": "– No verdict"} | known).get(name, name)

@@ -8,8 +8,8 @@ from quantwatch.alerts.silences import matches
 from quantwatch.report.numbers import Number
 from quantwatch.store.alert_history import Judgement, Listed
 from quantwatch.store.audit import AuditEntry
-from quantwatch.store.messages import Sent
 from quantwatch.store.silences import StoredSilence
+from quantwatch.store.told import NO_MESSAGES, Messages, Sent
 from quantwatch_dashboard import text
 
 REASONS = {
@@ -46,7 +46,7 @@ class Sources:
     """What is known of an episode, from five tables."""
 
     judged: Sequence[Judgement] = ()
-    sent: Sequence[Sent] = ()
+    sent: Messages = NO_MESSAGES
     audited: Sequence[AuditEntry] = ()
     silences: Sequence[StoredSilence] = ()
 
@@ -56,7 +56,8 @@ def story(listed: Listed, found: Sources, now: datetime) -> tuple[Moment, ...]:
     moments = [
         *_began(listed),
         *_judged(listed, found.judged),
-        *map(_told, found.sent),
+        *map(_told, found.sent.sent),
+        *_left_out(found.sent),
         *_done(found.audited, listed),
         *_quiet(listed, found.silences, now),
         *_ended(listed),
@@ -117,6 +118,13 @@ def _told(sent: Sent) -> Moment:
         "" if sent.is_certain else "the message counts more alerts than it names; it may be this"
     )
     return Moment(sent.at, "told", what, maybe, sent=sent)
+
+
+def _left_out(found: Messages) -> Iterator[Moment]:
+    """Yield where messages are left out: a gap must not look like silence."""
+    if found.left_out_at is not None:
+        what = f"{found.num_left_out:,} messages are not shown"
+        yield Moment(found.left_out_at, "told", what, "on this or other episodes of the candidate")
 
 
 def _done(audited: Iterable[AuditEntry], listed: Listed) -> Iterator[Moment]:

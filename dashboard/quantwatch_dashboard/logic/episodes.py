@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from quantwatch.alerts.silences import matches
 from quantwatch.store.alert_history import ENDED, Listed
-from quantwatch.store.messages import DEAD, DELIVERED, Addressed
+from quantwatch.store.backlog import Addressed
+from quantwatch.store.dead_letters import DEAD, DELIVERED
 from quantwatch.store.silences import StoredSilence
 from quantwatch_dashboard import text
 

@@ -8,7 +8,7 @@ semicolons, one inside a token would begin a cell of its own.
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
 
 from quantwatch.domain import Measurement, RunResult
@@ -20,6 +20,10 @@ from quantwatch_dashboard.logic.toplogits import TopRow
 
 _FORMULA = frozenset("=+-@＝＋－＠")
 """East Asian versions take the wide signs for the same."""
+MOST_CELLS = 2_000_000
+"""Of one file: 50 MB of text. A spreadsheet opens no more, and the server keeps it in memory."""
+_AT_ONCE = 256
+"""Tokens that are turned into objects at a time."""
 _BREAKS = ("\t", "\r", "\n")
 _STATISTICS = [f.name for f in fields(Measurement) if f.name not in ("metric", "scope")]
 
@@ -44,12 +48,14 @@ def file_name(name: str) -> str:
 
 def table(headers: Sequence[str], rows: Iterable[Iterable[object]]) -> bytes:
     """Return rows as UTF-8 CSV with a header line."""
-    out = io.StringIO()
+    # Half a character, which tokens hold, is no UTF-8.
+    data = io.BytesIO()
+    out = io.TextIOWrapper(data, "utf-8", "replace", newline="")
     writer = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL)
     writer.writerow([safe(header) for header in headers])
     writer.writerows([safe(cell) for cell in row] for row in rows)
-    # Half a character, which tokens hold, is no UTF-8.
-    return out.getvalue().encode("utf-8", "replace")
+    out.flush()
+    return data.getvalue()
 
 
 def layer_csv(rows: Sequence[LayerRow]) -> bytes:
@@ -77,14 +83,50 @@ def _unit(metric: str) -> str:
     return METRICS[metric].unit if metric in METRICS else ""
 
 
-def matrix_csv(grid: TokenGrid) -> bytes:
-    """Return one row per token and one column per scope, as it was stored."""
-    values, missing = grid.values.T.tolist(), grid.missing.T.tolist()
-    rows = (
-        (*_place(place), *("" if gone else value for value, gone in zip(row, absent, strict=True)))
-        for place, row, absent in zip(grid.places, values, missing, strict=True)
-    )
-    return table(("prompt", "position", "token_id", "token", *grid.scopes), rows)
+def matrix_csv(grids: Iterable[TokenGrid]) -> bytes:
+    """Return one row per token and one column per scope, as it was stored.
+
+    Of several grids as many as have at most `MOST_CELLS` cells together; the first one always.
+    Raises ValueError when their scopes differ.
+    """
+    rest = iter(grids)
+    first = next(rest, None)
+    if first is None:
+        return b""
+    rows = (row for grid in _fitting(first, rest) for row in _rows(grid))
+    return table(("prompt", "position", "token_id", "token", *first.scopes), rows)
+
+
+def _fitting(first: TokenGrid, rest: Iterable[TokenGrid]) -> Iterator[TokenGrid]:
+    yield first
+    cells = first.values.size
+    for grid in rest:
+        if grid.scopes != first.scopes:
+            raise ValueError("only grids of the same scopes can be in one table")
+        cells += grid.values.size
+        if cells > MOST_CELLS:
+            return
+        yield grid
+
+
+def _rows(grid: TokenGrid) -> Iterator[tuple[object, ...]]:
+    """Yield a grid's rows. In slices: as objects the cells of all tokens take ten times as much."""
+    for at in range(0, len(grid.places), _AT_ONCE):
+        part = slice(at, at + _AT_ONCE)
+        values, missing = grid.values[:, part].T.tolist(), grid.missing[:, part].T.tolist()
+        for place, row, absent in zip(grid.places[part], values, missing, strict=True):
+            cells = ("" if gone else value for value, gone in zip(row, absent, strict=True))
+            yield (*_place(place), *cells)
+
+
+def around(grid: TokenGrid, position: int) -> TokenGrid:
+    """Return as many tokens around a position as fit into one file."""
+    most = max(1, MOST_CELLS // max(1, len(grid.scopes)))
+    if len(grid.places) <= most:
+        return grid
+    at = sum(place.position < position for place in grid.places)
+    first = min(max(0, at - most // 2), len(grid.places) - most)
+    return grid.between(grid.places[first].position, grid.places[first + most - 1].position)
 
 
 def worst_csv(tokens: Sequence[WorstToken]) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quantwatch.store.operations import Telemetry
+from quantwatch.store.attempts import Telemetry
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """A check's runs on a time axis: what changed between them, and which limits hold. Pure."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +16,10 @@ from quantwatch.domain.drift import ABSENT
 from quantwatch.errors import ConfigError
 from quantwatch.store.marks import CandidateMark, RunMark
 from quantwatch.store.records import SeriesPoint
+from quantwatch_dashboard import text
 from quantwatch_dashboard.logic.leaves import leaves
+
+_LONGEST_VALUE = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,19 @@ class Change:
     at: datetime
     candidate: str | None
     records: tuple[Json, ...]
+
+
+def change_words(record: Json) -> str:
+    """Return what changed from run to run: ``driver: 550.1 → 560.2``; digests by their start."""
+    name = str(record["name"]).removeprefix("environment.")
+    return f"{name}: {_changed(record['baseline'])} → {_changed(record['value'])}"
+
+
+def _changed(value: Any) -> str:
+    if value == ABSENT:
+        return "absent"
+    shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text.clip(text.digest(shown), _LONGEST_VALUE)
 
 
 def changes(marks: Sequence[RunMark]) -> tuple[Change, ...]:

@@ -1,8 +1,9 @@
 """Which checks run an operator, as far as their configuration tells. Pure.
 
 Kept are a check's recipe and execution, not which kernel answered for each layer. So this says
-which operators are asked for, and what the newest run noted where layers fell back. An operator of
-which a configuration says nothing is `unknown`, unless a check names it literally.
+which operators are asked for, and what the newest run noted: layers that fell back, and calls that
+another back end did or that were slow. An operator of which neither says anything is `unknown`,
+unless a check names it literally.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from quantwatch.config.recipes import RECIPES, is_recipe_file
-from quantwatch.domain import Json
+from quantwatch.domain import WARNING, Json
 
 _MEASURING = {
     "output_statistics": "",
@@ -38,7 +39,7 @@ _SILENT: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType({})
 class Use:
     """One variant of a check that asks for an operator. `backend` is None for the default one.
 
-    `fallbacks` are the notes of its newest run on layers that are computed another way.
+    `fallbacks` are the notes of its newest run on what was computed another way, or slowly.
     """
 
     check: str
@@ -70,12 +71,15 @@ def uses(
 ) -> dict[str, Uses]:
     """Return who asks for each operator, from the checks' configurations by name."""
     asked = [
-        (op, replace(use, fallbacks=_fallbacks(notes.get((use.check, use.variant), ()))))
+        (op, _noted(op, use, notes))
         for check, config in configs.items()
         for op, use in _asked(check, config)
     ]
     doubtful = tuple(check for check, config in configs.items() if any(map(_in_file, _all(config))))
-    return {name: _uses(name, asked, doubtful, configs) for name in operators}
+    return {
+        name: _uses(name, [*asked, *_seen(name, asked, notes)], doubtful, configs)
+        for name in operators
+    }
 
 
 def _uses(
@@ -98,8 +102,27 @@ def _uses(
     return Uses(known=bool(found), uses=tuple(found))
 
 
-def _fallbacks(notes: Iterable[str]) -> tuple[str, ...]:
-    return tuple(note for note in notes if note.startswith(FALLBACK))
+def _noted(operator: str, use: Use, notes: Notes) -> Use:
+    own = notes.get((use.check, use.variant), ())
+    layers = tuple(note for note in own if note.startswith(FALLBACK))
+    return replace(use, fallbacks=(*layers, *_events(operator, own)))
+
+
+def _events(operator: str, notes: Iterable[str]) -> tuple[str, ...]:
+    """Return what an operator did unasked in a run, as `capture/events.py` words it."""
+    said = (note.removeprefix(WARNING) for note in notes if note.startswith(WARNING))
+    return tuple(words for words in said if words.startswith(f"{operator} ("))
+
+
+def _seen(
+    operator: str, asked: Iterable[tuple[str, Use]], notes: Notes
+) -> Iterator[tuple[str, Use]]:
+    """Yield who was seen to run an operator of which the configuration doesn't tell."""
+    known = {(use.check, use.variant) for op, use in asked if op == operator}
+    for (check, variant), own in notes.items():
+        events = _events(operator, own)
+        if events and (check, variant) not in known:
+            yield operator, Use(check, variant, None, events)
 
 
 def _all(config: Json) -> Iterator[Mapping[str, Any]]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quantwatch.report.figures import forward_order
 from quantwatch_dashboard.logic.grid import TokenGrid, TokenPlace
@@ -24,23 +25,56 @@ class Birth:
         return "NaN" if math.isnan(self.value) else "+∞" if self.value > 0 else "−∞"
 
 
-def births_of(grids: Sequence[TokenGrid]) -> list[Birth]:
-    """Return one birth per token that is not finite anywhere, in token order.
+@dataclass(frozen=True, slots=True, eq=False)
+class Births:
+    """The tokens of one prompt that are not finite, in their order: a row of numbers for each.
+
+    Arrays, since a prompt may have 30,000 such tokens. `scopes` are in forward order; `rows` is the
+    first of them, and `values` what is there.
+    """
+
+    scopes: tuple[str, ...]
+    places: tuple[TokenPlace, ...]
+    rows: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def earliest(self, most: int) -> list[Birth]:
+        """Return the births with the earliest scopes, then tokens: a late one only inherits."""
+        return [self._birth(int(j)) for j in np.argsort(self.rows, kind="stable")[:most]]
+
+    def _birth(self, j: int) -> Birth:
+        return Birth(self.places[j], self.scopes[self.rows[j]], float(self.values[j]))
+
+
+def births_of(grids: Sequence[TokenGrid]) -> Births:
+    """Return the tokens that are not finite anywhere, in token order.
 
     The grids are of one prompt; what is measured at a scope in several of them counts once.
     """
-    first: dict[tuple[int, int], Birth] = {}
+    scopes = sorted({s for grid in grids for s in grid.scopes}, key=forward_order)
+    at = {scope: row for row, scope in enumerate(scopes)}
+    known = {place.position: place for grid in grids for place in grid.places}
+    places = [known[position] for position in sorted(known)]
+    column = {place.position: j for j, place in enumerate(places)}
+    rows = np.full(len(places), len(scopes), np.int64)
+    values = np.full(len(places), np.nan)
     for grid in grids:
         bad = ~np.isfinite(grid.values) & ~grid.missing
-        order = sorted(range(len(grid.scopes)), key=lambda i: forward_order(grid.scopes[i]))
-        for j in np.flatnonzero(bad.any(axis=0)):
-            place = grid.places[j]
-            i = next(i for i in order if bad[i, j])
-            birth = Birth(place, grid.scopes[i], float(grid.values[i, j]))
-            known = first.get((place.prompt, place.position))
-            if known is None or forward_order(birth.scope) < forward_order(known.scope):
-                first[place.prompt, place.position] = birth
-    return [first[key] for key in sorted(first)]
+        order = np.array(
+            sorted(range(len(grid.scopes)), key=lambda i: at[grid.scopes[i]]), np.int64
+        )
+        hit = np.flatnonzero(bad.any(axis=0))
+        own = order[bad[order][:, hit].argmax(axis=0)]
+        found = np.array([at[scope] for scope in grid.scopes], np.int64)[own]
+        there = np.array([column[grid.places[j].position] for j in hit], np.int64)
+        sooner = found < rows[there]
+        rows[there[sooner]] = found[sooner]
+        values[there[sooner]] = grid.values[own[sooner], hit[sooner]]
+    kept = np.flatnonzero(rows < len(scopes))
+    return Births(tuple(scopes), tuple(places[j] for j in kept), rows[kept], values[kept])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +85,9 @@ class PromptBirth:
     num_tokens: int
 
 
-def by_prompt(births: Sequence[Birth]) -> list[PromptBirth]:
-    """Return each prompt's first birth: the earliest scope in forward order, then the token."""
-    prompts: dict[int, list[Birth]] = {}
-    for birth in births:
-        prompts.setdefault(birth.place.prompt, []).append(birth)
-    return [
-        PromptBirth(
-            min(found, key=lambda b: (forward_order(b.scope), b.place.position)), len(found)
-        )
-        for found in prompts.values()
-    ]
+def prompt_birth(births: Births) -> PromptBirth | None:
+    """Return a prompt's first birth: the earliest scope in forward order, then the token.
+
+    None when the prompt is finite.
+    """
+    return PromptBirth(births.earliest(1)[0], len(births)) if len(births) else None

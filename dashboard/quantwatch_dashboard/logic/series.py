@@ -217,14 +217,18 @@ def _outliers(result: RunResult, candidate: CandidateResult) -> set[str]:
 
 
 def lens_threshold(result: RunResult) -> float | None:
-    """Return the limit on the per-layer KL: of alerts, else of rules, else of the defaults."""
-    for alert in result.alerts:
-        if alert.metric == "lens_kl" and alert.statistic == "mean":
-            return alert.threshold
+    """Return the limit on the per-layer KL: of alerts, else of rules, else of the defaults.
+
+    What a rule allows beside a baseline or the other layers is no limit of the whole picture.
+    """
     written = {rule["name"]: rule for rule in result.config.get("rules", ())}
+    for alert in result.alerts:
+        fixed = written.get(alert.rule, {}).get("kind", "absolute") == "absolute"
+        if alert.metric == "lens_kl" and alert.statistic == "mean" and fixed:
+            return alert.threshold
     default = next(rule for rule in DEFAULT_RULES if rule.metric == "lens_kl")
-    threshold: float | None = written.get(default.name, {}).get("threshold") or default.threshold
-    return threshold
+    threshold: float | None = written.get(default.name, {}).get("threshold")
+    return default.threshold if threshold is None else threshold
 
 
 def _values(

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from quantwatch.domain import RunStatus
 from quantwatch.store.components import Seen
 from quantwatch.store.disk import Room, Space
-from quantwatch.store.operations import Leader
+from quantwatch.store.leader import Leader
 from quantwatch.store.states import UnendedRun
 from quantwatch.store.suppression import OPEN
 from quantwatch_dashboard import text

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from quantwatch.config.durations import seconds
 from quantwatch.domain import Verdict
-from quantwatch.store.states import Timetable
+from quantwatch.store.timetables import Timetable
 from quantwatch_dashboard.logic.bands import Band
 from quantwatch_dashboard.logic.ranking import rank
 from quantwatch_dashboard.logic.summaries import CheckSummary

@@ -1,7 +1,7 @@
 """What pages say about runs and tokens, computed from records. Pure: no clock, no database."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -10,7 +10,7 @@ import numpy as np
 from quantwatch.domain import RunStatus
 from quantwatch.store.kinds import from_kind
 from quantwatch.store.records import RunSummary
-from quantwatch.store.states import CheckState, RecentRun, UnendedRun
+from quantwatch.store.states import CheckState, Headline, UnendedRun
 from quantwatch_dashboard.logic.bands import Band, headline_band
 from quantwatch_dashboard.logic.grid import TokenGrid, TokenPlace
 from quantwatch_dashboard.logic.lines import Sparkline
@@ -21,7 +21,8 @@ class CheckSummary:
     """One check on the overview.
 
     `decided` is its newest succeeded run and `since` when the verdict became what it is; `trouble`
-    is the newest ended run if that one has no results: the monitor's trouble, not a regression.
+    is the newest ended run if that one has no results: the monitor's trouble, not a regression. One
+    that a person cancelled is neither, unless there is no other.
     `bands` and `now` belong to `candidates`: None where nothing is compared, and where the decided
     run did not measure the headline.
     """
@@ -37,6 +38,13 @@ class CheckSummary:
     now: tuple[float | None, ...]
     tags: tuple[str, ...]
     state: CheckState
+
+    @property
+    def unfinished(self) -> RunSummary | None:
+        """The run in trouble, else the newest one if a person cancelled it: told, not counted."""
+        newest = self.newest
+        cancelled = newest is not None and newest.status is RunStatus.CANCELLED
+        return self.trouble or (newest if cancelled else None)
 
     @property
     def order(self) -> tuple[bool, int, bool, str]:
@@ -84,19 +92,21 @@ class CheckSummary:
 
 def summarize(state: CheckState) -> CheckSummary:
     """Describe a check as it stands: its newest runs as trends, oldest first."""
-    newest, decided = state.newest, state.decided
+    # A cancelled run is no trouble, unless nothing else is known of the check.
+    latest, decided = state.latest or state.newest, state.decided
     names = _candidate_names(state)
-    failed = newest is not None and newest.status is not RunStatus.SUCCEEDED
-    trends = tuple(_trend(i, name, state.recent) for i, name in enumerate(names))
+    failed = latest is not None and latest.status is not RunStatus.SUCCEEDED
+    headlines = [{each.candidate: each for each in run.headlines} for run in state.recent]
+    trends = tuple(_trend(i, name, headlines) for i, name in enumerate(names))
     at = next(
         (i for i, r in enumerate(state.recent) if decided and r.run_id == decided.run_id), None
     )
     return CheckSummary(
         check=state.check,
-        newest=newest,
+        newest=state.newest,
         decided=decided,
         since=state.since,
-        trouble=newest if failed else None,
+        trouble=latest if failed else None,
         candidates=names,
         trends=trends,
         bands=tuple(_band(state, name) for name in names),
@@ -114,8 +124,8 @@ def _candidate_names(state: CheckState) -> tuple[str, ...]:
     return tuple(candidate["name"] for candidate in state.config.get("candidates", ()))
 
 
-def _trend(index: int, name: str, recent: Sequence[RecentRun]) -> Sparkline:
-    found = [next((h for h in run.headlines if h.candidate == name), None) for run in recent]
+def _trend(index: int, name: str, runs: Sequence[Mapping[str, Headline]]) -> Sparkline:
+    found = [run.get(name) for run in runs]
     return Sparkline(index, [None if h is None else from_kind(h.value, h.kind) for h in found])
 
 

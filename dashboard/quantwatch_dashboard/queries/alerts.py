@@ -19,17 +19,18 @@ from quantwatch.store import (
     alert_history,
     applied,
     audit,
+    backlog,
     clock,
     dead_letters,
     endpoints,
-    messages,
     silences,
+    told,
 )
 from quantwatch.store import episodes as store_episodes
 from quantwatch.store.alert_history import Judgement, Listed
+from quantwatch.store.backlog import Load
 from quantwatch.store.dead_letters import Delivery
 from quantwatch.store.endpoints import EndpointState
-from quantwatch.store.messages import Load
 from quantwatch.store.silences import StoredSilence
 from quantwatch_dashboard.logic.episode_story import Moment, Sources, story
 from quantwatch_dashboard.logic.episodes import Overlay, ShownEpisode, shown
@@ -40,7 +41,6 @@ MOST_ENDED = 200
 MOST_DELIVERIES = 50
 _SOON = timedelta(hours=1)
 _AROUND = timedelta(days=10)
-_FIRING = ("firing", "recovering")
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=4, show_spinner=False)
@@ -102,8 +102,8 @@ def told_story(url: str, listed: Listed) -> tuple[Moment, ...]:
     with db.reader() as session:
         begin = known.opened_at
         judged = alert_history.judgements(session, listed.alert_id, begin, until)
-        sent = messages.messages_on(session, listed.subject, known.id, begin, known.resolved_at)
-        quiet = alert_history.silences_between(session, begin, known.resolved_at)
+        sent = told.messages_on(session, listed.subject, known.id, begin, known.resolved_at)
+        quiet = silences.silences_between(session, begin, known.resolved_at)
         now = clock.now(session)
     audited = audit.list_entries(db, 200, f"alert {listed.alert_id}")
     return story(listed, Sources(judged, sent, audited[::-1], quiet), now)
@@ -131,12 +131,11 @@ def silenced(url: str) -> Mapping[str, int]:
     """Return how many firing alerts of each check are silenced now."""
     with database(url).reader() as session:
         quiet = silences.active_silences(session)
-        alerts = store_episodes.open_alerts(session) if quiet else []
+        alerts = silences.firing_labels(session) if quiet else []
     return Counter(
-        alert.check
-        for alert in alerts
-        if alert.state in _FIRING
-        and any(matches(silence.matcher, alert.labels) for silence in quiet)
+        labels["check"]
+        for labels in alerts
+        if any(matches(silence.matcher, labels) for silence in quiet)
     )
 
 
@@ -145,7 +144,7 @@ def receivers(url: str) -> tuple[tuple[EndpointState, Load], ...]:
     """Return every endpoint with what it has not got, those in trouble first."""
     db = database(url)
     with db.reader() as session:
-        lacking = messages.loads(session)
+        lacking = backlog.loads(session)
     found = [(one, lacking.get(one.name, Load(one.name))) for one in endpoints.list_endpoints(db)]
     return tuple(sorted(found, key=lambda pair: (_calm(*pair), pair[0].name)))
 
@@ -172,7 +171,7 @@ def _over(session: Session, listed: Collection[Listed]) -> Overlay:
         tuple(silences.active_silences(session)),
         _in_maintenance(session, settings, {one.check for one in listed}),
         _flapping(session, settings, listed),
-        messages.addressed(
+        backlog.addressed(
             session,
             {one.subject for one in listed},
             {name for one in listed for name in one.episode.told},
@@ -194,7 +193,7 @@ _Settings = Mapping[str, _Alerting | None]
 
 def _alerting(session: Session) -> _Settings:
     checks = applied.applied_checks(session)
-    return {name: _read(document.get("alerting") or {}) for name, document in checks.items()}
+    return {name: _read(one.config.get("alerting") or {}) for name, one in checks.items()}
 
 
 def _read(section: Json) -> _Alerting | None:

@@ -4,6 +4,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
+from inspect import isclass
 from typing import Any
 
 from quantwatch_dashboard.queries import check, overview, runs
@@ -30,9 +31,10 @@ def forget_standings(before: frozenset[str], now: frozenset[str]) -> None:
         _KNOWN.extend(fresh)
     if not fresh:
         return
-    for cached in (overview.checks, check.summary, check.trend, check.marks, check.changed):
-        cached.clear()
-    runs.recent_runs.clear()
+    for standing in (overview.checks, overview.with_history, runs.recent_runs):
+        standing.clear()
+    for own in (check.summary, check.trend, check.marks, check.changed):
+        own.clear()
 
 
 def forget() -> None:
@@ -46,7 +48,7 @@ def _cached() -> Iterator[Any]:
     seen: set[int] = set()
     for module in modules:
         for value in vars(module).values():
-            own = getattr(value, "__module__", "") == module.__name__
+            own = getattr(value, "__module__", "") == module.__name__ and not isclass(value)
             if own and hasattr(value, "clear") and callable(value) and id(value) not in seen:
                 seen.add(id(value))
                 yield value

@@ -1,8 +1,10 @@
 """Kernels: batches of cases and speeds, and which checks ask for an operator."""
 
+from collections.abc import Sequence
+
 import streamlit as st
 
-from quantwatch.store import kernel_groups, operations
+from quantwatch.store import kernel_groups, marks
 from quantwatch.store import kernels as store
 from quantwatch.store.kernel_groups import FAILED, KernelGroup, Remarks
 from quantwatch.store.kernels import KEPT, KernelBatch, KernelCase, KernelSpeed, Kind
@@ -14,6 +16,8 @@ from quantwatch_dashboard.queries.overview import checks
 WRITTEN_S = 3600
 """How long a batch is kept: it never changes. Of the newest ones all are kept at once."""
 MOST_CASES, MOST_FAILURES = 4_000, 200
+_LEAST_FAILURES = 5
+"""Of each operator and back end: of none only what another one's failures leave."""
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=8, show_spinner=False)
@@ -43,15 +47,24 @@ def speeds(url: str, batch_id: str) -> tuple[KernelSpeed, ...]:
 @st.cache_resource(ttl=WRITTEN_S, max_entries=32, show_spinner=False)
 def cases(url: str, batch_id: str, operator: str, backend: str) -> tuple[KernelCase, ...]:
     """Return the cases of one operator on one back end."""
-    which = {"operator": operator, "backend": backend}
-    return kernel_groups.cases_where(database(url), batch_id, which, MOST_CASES)
+    return kernel_groups.cases_where(
+        database(url), batch_id, MOST_CASES, operator=operator, backend=backend
+    )
 
 
-@st.cache_resource(ttl=WRITTEN_S, max_entries=32, show_spinner=False)
-def failures(url: str, batch_id: str, operator: str | None) -> tuple[KernelCase, ...]:
-    """Return the cases of a batch that failed, the first 200, of one operator or of all."""
-    which = {"status": FAILED} | ({} if operator is None else {"operator": operator})
-    return kernel_groups.cases_where(database(url), batch_id, which, MOST_FAILURES)
+def failures(url: str, cells: Sequence[Cell]) -> tuple[KernelCase, ...]:
+    """Return the first cases that failed of each of these cells: about 200 in all."""
+    most = max(_LEAST_FAILURES, MOST_FAILURES // max(1, len(cells)))
+    places = [(c.batch.id, c.operator, c.backend) for c in cells if c.batch is not None]
+    return tuple(case for place in places for case in _failures(url, place, most))
+
+
+@st.cache_resource(ttl=WRITTEN_S, max_entries=256, show_spinner=False)
+def _failures(url: str, place: tuple[str, str, str], most: int) -> tuple[KernelCase, ...]:
+    batch_id, operator, backend = place
+    return kernel_groups.cases_where(
+        database(url), batch_id, most, operator=operator, backend=backend, status=FAILED
+    )
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=16, show_spinner=False)
@@ -80,5 +93,5 @@ def users(url: str, operators: tuple[str, ...]) -> dict[str, Uses]:
     shown = [check for check in known if check.state.in_use] or known
     newest = [check.decided.run_id for check in shown if check.decided is not None]
     with database(url).reader() as session:
-        notes = operations.candidate_notes(session, newest)
+        notes = marks.candidate_notes(session, newest)
     return uses(operators, {check.check: check.state.config for check in shown}, notes)

@@ -9,23 +9,34 @@ import streamlit as st
 from pydantic import ValidationError
 
 from quantwatch.config.service import RetentionConfig
+from quantwatch.store import applied as store_applied
 from quantwatch.store import (
+    attempts,
     audit,
+    backlog,
     components,
     dead_letters,
     disk,
     failed_tasks,
     figures,
-    operations,
+    leader,
+    quarantine,
+    schema,
     sizes,
+    slots,
+    timetables,
 )
+from quantwatch.store.applied import AppliedCheck, Section
+from quantwatch.store.attempts import Telemetry
 from quantwatch.store.audit import AuditEntry
 from quantwatch.store.components import Seen
 from quantwatch.store.failed_tasks import FailedTask
-from quantwatch.store.operations import AppliedCheck, Leader, Planned, Slot, Telemetry
+from quantwatch.store.leader import Leader
 from quantwatch.store.sizes import Sizes
+from quantwatch.store.slots import Slot
+from quantwatch.store.timetables import Planned
 from quantwatch_dashboard import clock as here
-from quantwatch_dashboard.queries.connection import SHORT_S, database
+from quantwatch_dashboard.queries.connection import LONG_S, SHORT_S, database
 
 LIVE_S = 2
 MEASURED_S = 600
@@ -72,7 +83,7 @@ class Applied:
     """What the service works with. Documents hold no secrets: of them there is a digest."""
 
     checks: tuple[AppliedCheck, ...]
-    sections: tuple[tuple[str, Mapping[str, object], datetime], ...]
+    sections: Mapping[str, Section]
 
 
 @st.cache_resource(ttl=LIVE_S, max_entries=4, show_spinner=False)
@@ -80,14 +91,21 @@ def service(url: str) -> Service:
     """Return how the service does now."""
     with database(url).reader() as session:
         return Service(
-            leader=operations.leader(session),
+            leader=leader.current(session),
             parts=tuple(components.list_components(session)),
             silence_s=figures.scheduler_silence_s(session),
-            slots=operations.slots(session),
-            quarantined=operations.quarantined(session),
+            slots=slots.held(session),
+            quarantined=quarantine.quarantined(session),
             oldest_delivery=dead_letters.oldest_open_at(session),
-            deliveries=operations.deliveries_by_state(session),
+            deliveries={**_ended_deliveries(url), **backlog.lacking_by_state(session)},
         )
+
+
+@st.cache_resource(ttl=LONG_S, max_entries=4, show_spinner=False)
+def _ended_deliveries(url: str) -> Mapping[str, int]:
+    """Counting them reads an index of a year: not with every look at what is under way."""
+    with database(url).reader() as session:
+        return backlog.ended_by_state(session)
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=4, show_spinner=False)
@@ -107,7 +125,7 @@ def num_failed(url: str) -> int:
 def timetable(url: str) -> tuple[Planned, ...]:
     """Return all schedules, the next one first, those without a next run last."""
     with database(url).reader() as session:
-        found = operations.timetable(session)
+        found = timetables.planned(session)
     never = datetime.max.replace(tzinfo=UTC)
     return tuple(
         sorted(found, key=lambda state: (state.timetable.next_slot_at or never, state.check))
@@ -119,15 +137,16 @@ def space(url: str) -> Space:
     """Return how large the database is, its disk and its schema; reads none of its content."""
     opened = database(url)
     with opened.reader() as session:
-        total, revision = sizes.total_bytes(session), operations.schema_revision(session)
+        total, revision = sizes.total_bytes(session), schema.revision(session)
     return Space(total, disk.space(opened), revision)
 
 
 @st.cache_resource(ttl=MEASURED_S, max_entries=4, show_spinner=False)
 def measured(url: str) -> Measured:
     """Measure the database by table. Raises StoreError where SQLite can't tell."""
-    document = next((d for name, d, _ in applied(url).sections if name == "retention"), {})
+    section = applied(url).sections.get("retention")
     try:
+        document = {} if section is None else section.document
         retention, known = RetentionConfig.model_validate(document), True
     except ValidationError:
         retention, known = RetentionConfig(), False
@@ -140,14 +159,15 @@ def measured(url: str) -> Measured:
 def telemetry(url: str, limit: int) -> tuple[Telemetry, ...]:
     """Return what the GPUs did during the newest attempts."""
     with database(url).reader() as session:
-        return operations.telemetry(session, limit)
+        return attempts.telemetry(session, limit)
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=4, show_spinner=False)
 def applied(url: str) -> Applied:
     """Return the configuration as the service applied it last."""
     with database(url).reader() as session:
-        return Applied(operations.checks_applied(session), operations.settings_applied(session))
+        checks = tuple(store_applied.applied_checks(session).values())
+        return Applied(checks, store_applied.applied_settings(session))
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=16, show_spinner=False)

@@ -1,6 +1,6 @@
 """The overview: one summary per check, and where those with a regression broke."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
@@ -20,10 +20,26 @@ _MAX_FAULTS = 10
 
 @st.cache_resource(ttl=SHORT_S, max_entries=4, show_spinner=False)
 def checks(url: str) -> tuple[CheckSummary, ...]:
-    """Return one summary per check that is in use or has runs, worst first."""
-    states = check_states(database(url))
+    """Return one summary per check that is in use or has runs, worst first.
+
+    Their trends are of the newest run only: `with_trends` reads those of the rows that are shown.
+    """
+    states = check_states(database(url), history=False)
     shown = (state for state in states if state.in_use or state.newest is not None)
     return tuple(sorted(map(summarize, shown), key=lambda summary: summary.order))
+
+
+def with_trends(url: str, shown: Sequence[CheckSummary]) -> tuple[CheckSummary, ...]:
+    """Return the same checks with their newest runs."""
+    found = with_history(url, tuple(check.check for check in shown))
+    return tuple(found.get(check.check, check) for check in shown)
+
+
+@st.cache_resource(ttl=SHORT_S, max_entries=32, show_spinner=False)
+def with_history(url: str, names: tuple[str, ...]) -> Mapping[str, CheckSummary]:
+    """Return these checks with their newest runs, by name."""
+    states = check_states(database(url), names)
+    return {state.check: summarize(state) for state in states}
 
 
 @st.cache_resource(ttl=LIVE_S, max_entries=4, show_spinner=False)

@@ -1,11 +1,13 @@
 """Runs: which there are, and one with all its measurements."""
 
+from collections.abc import Mapping
+
 import streamlit as st
 
-from quantwatch.domain import RunResult
+from quantwatch.domain import Alert, RunResult
 from quantwatch.errors import UserError
 from quantwatch.store import attempts as store_attempts
-from quantwatch.store import overview, runs
+from quantwatch.store import overview, reading, runs
 from quantwatch.store.attempts import Attempt
 from quantwatch.store.records import RunSummary
 from quantwatch.store.states import UnendedRun
@@ -36,6 +38,14 @@ def result(url: str, run_id: str) -> RunResult:
 def _result(url: str, run_id: str) -> RunResult:
     """A run that has ended does not change; of one that has not only the header is read."""
     return runs.get_result(database(url), run_id)
+
+
+@st.cache_resource(ttl=LONG_S, max_entries=8, show_spinner=False)
+def alerts_of(url: str, run_ids: tuple[str, ...]) -> Mapping[str, tuple[Alert, ...]]:
+    """Return what ended runs breached, by id, and nothing else of them."""
+    with database(url).reader() as session:
+        found = reading.read_alerts(session, run_ids)
+    return {run: tuple(alerts) for run, alerts in found.items()}
 
 
 @st.cache_resource(ttl=SHORT_S, max_entries=32, show_spinner=False)

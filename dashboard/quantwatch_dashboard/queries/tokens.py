@@ -1,5 +1,7 @@
 """Inside a run: prompts, token matrices, top logits, worst tokens."""
 
+from collections.abc import Iterator, Mapping
+
 import numpy as np
 import streamlit as st
 from numpy.typing import NDArray
@@ -9,14 +11,29 @@ from quantwatch.store import blocks, suites
 from quantwatch.store.records import StoredPrompt
 from quantwatch.store.vocabularies import get_vocabulary
 from quantwatch_dashboard.logic.grid import TokenGrid, TokenPlace, side_by_side
-from quantwatch_dashboard.logic.nonfinite import Birth, births_of
+from quantwatch_dashboard.logic.nonfinite import Births, PromptBirth, births_of, prompt_birth
 from quantwatch_dashboard.logic.summaries import WorstToken, worst
+from quantwatch_dashboard.queries.bounded import Pool, pooled
 from quantwatch_dashboard.queries.connection import LONG_S, database
 
 _MAX_PROMPTS = 256
+_PLACE_BYTES = 160
+"""What a token's place takes in memory, besides its text, which the prompt holds."""
 
 BlockKey = tuple[str, str, str, int]
 """Run, candidate, metric, prompt."""
+
+
+@st.cache_resource(max_entries=1, show_spinner=False)
+def matrices() -> Pool:
+    """Return the matrices of all pages together. One of 126 layers, 30,000 tokens takes 100 MB."""
+    return Pool(max_bytes=256 << 20, ttl_s=LONG_S)
+
+
+def _size(grid: TokenGrid | None) -> int:
+    if grid is None:
+        return 0
+    return grid.values.nbytes + grid.missing.nbytes + _PLACE_BYTES * len(grid.places)
 
 
 @st.cache_resource(ttl=LONG_S, max_entries=16, show_spinner=False)
@@ -32,13 +49,31 @@ def block_kinds(url: str, run_id: str, candidate: str) -> frozenset[tuple[str, s
     return frozenset((b.kind, b.metric, b.prompt) for b in found)
 
 
-@st.cache_resource(ttl=LONG_S, max_entries=16, show_spinner=False)
+@pooled(matrices, _size)
 def grid(url: str, key: BlockKey, suite_hash: str) -> TokenGrid | None:
-    """Return one metric over taps and tokens of one prompt, None when it was not stored.
-
-    Few are kept: of a prompt with 30,000 tokens one takes 25 MB.
-    """
+    """Return one metric over taps and tokens of one prompt, None when it was not stored."""
     return _grid(url, key, suite_hash)
+
+
+@st.cache_resource(ttl=LONG_S, max_entries=256, show_spinner=False)
+def at_token(url: str, key: BlockKey, suite_hash: str, position: int) -> Mapping[str, float | None]:
+    """Return one metric at one token by scope, None where it was not measured.
+
+    {} when it is not stored there. The matrix is not decoded for it.
+    """
+    stored = _prompt(url, suite_hash, key[3])
+
+    def column(width: int) -> int:
+        return position - _offset(stored, width)
+
+    block = blocks.get_column(database(url), *key, column)
+    if block is None:
+        return {}
+    gone = np.zeros(block.values.shape, np.bool_) if block.missing is None else block.missing
+    return {
+        scope: None if gone[i, 0] else float(block.values[i, 0])
+        for i, scope in enumerate(block.scopes)
+    }
 
 
 def _grid(url: str, key: BlockKey, suite_hash: str) -> TokenGrid | None:
@@ -54,32 +89,54 @@ def _grid(url: str, key: BlockKey, suite_hash: str) -> TokenGrid | None:
     return TokenGrid(tuple(block.scopes), places, values, missing)
 
 
-@st.cache_resource(ttl=LONG_S, max_entries=16, show_spinner=False)
+@pooled(matrices, _size)
 def measured_tokens(
     url: str, run_id: str, candidate: str, metric: str, suite_hash: str
 ) -> TokenGrid | None:
-    """Return one metric at all tokens of all prompts at which a tap was measured, None without any.
-
-    The output (scope `model`) is measured everywhere and left out.
-    """
-    keys = [(run_id, candidate, metric, p.index) for p in prompts(url, suite_hash)]
-    found = (_grid(url, key, suite_hash) for key in keys[:_MAX_PROMPTS])
-    measured = [g.rows(set(g.scopes) - {MODEL}).measured_only() for g in found if g is not None]
+    """Return one metric at all tokens of all prompts at which a tap was measured, None without."""
+    measured = list(each_measured(url, (run_id, candidate, metric), suite_hash))
     return side_by_side(measured) if measured else None
 
 
-@st.cache_resource(ttl=LONG_S, max_entries=16, show_spinner=False)
-def births(url: str, run_id: str, candidate: str, suite_hash: str) -> tuple[Birth, ...]:
-    """Return where non-finite values are born in each prompt, for a candidate that has any.
+def each_measured(url: str, key: tuple[str, str, str], suite_hash: str) -> Iterator[TokenGrid]:
+    """Yield the same prompt by prompt; nothing of it is kept.
 
-    The relative error is not finite exactly where a tap is not; the output comes after all taps.
+    The output (scope `model`) is measured everywhere and left out.
     """
-    found: list[Birth] = []
     for stored in prompts(url, suite_hash)[:_MAX_PROMPTS]:
-        taps = _grid(url, (run_id, candidate, "rel_error", stored.index), suite_hash)
-        output = _grid(url, (run_id, candidate, "logit_kl", stored.index), suite_hash)
-        found += births_of([g for g in (taps, output) if g is not None])
-    return tuple(found)
+        found = _grid(url, (*key, stored.index), suite_hash)
+        if found is not None:
+            yield found.rows(set(found.scopes) - {MODEL}).measured_only()
+
+
+@st.cache_resource(ttl=LONG_S, max_entries=16, show_spinner=False)
+def births(url: str, run_id: str, candidate: str, suite_hash: str) -> tuple[PromptBirth, ...]:
+    """Return where each prompt stops being finite, and in how many tokens; () where all are.
+
+    Of a candidate that is NaN everywhere each token has a birth: they are read by prompt.
+    """
+    found = (
+        prompt_birth(_births(url, (run_id, candidate), stored.index, suite_hash))
+        for stored in prompts(url, suite_hash)[:_MAX_PROMPTS]
+    )
+    return tuple(birth for birth in found if birth is not None)
+
+
+def _births_size(births: Births) -> int:
+    return births.rows.nbytes + births.values.nbytes + _PLACE_BYTES * len(births)
+
+
+@pooled(matrices, _births_size)
+def births_in(url: str, key: tuple[str, str], prompt: int, suite_hash: str) -> Births:
+    """Return the tokens of one prompt that are not finite, for a run and candidate."""
+    return _births(url, key, prompt, suite_hash)
+
+
+def _births(url: str, key: tuple[str, str], prompt: int, suite_hash: str) -> Births:
+    """The relative error is not finite exactly where a tap is not; the output comes after all."""
+    names = [(*key, metric, prompt) for metric in ("rel_error", "logit_kl")]
+    found = (_grid(url, name, suite_hash) for name in names)
+    return births_of([grid for grid in found if grid is not None])
 
 
 @st.cache_resource(ttl=LONG_S, max_entries=16, show_spinner=False)

@@ -40,7 +40,9 @@ def show(url: str, endpoint: str | None, total: int) -> None:
 
 def _replay_one(found: tuple[Delivery, ...]) -> None:
     letters = {one.event_id: one for one in found}
-    address.choose("Dead letter", "event", list(letters), lambda i: _letter(letters[i]), 600)
+    address.choose(
+        "Dead letter", "event", list(letters), lambda i: _letter(letters[i]), 600, moves=True
+    )
     asking.button(
         "Replay",
         lambda who: actions.replay(who, address.chosen_now("event")),

@@ -86,9 +86,11 @@ def _newest_runs(url: str, check: str | None, found: tuple[ShownEpisode, ...]) -
         "Breached by the newest run, without an open alert",
         "Runs that were started by hand and kept no alert, or from before this database did.",
     )
-    for name, run in breached[:_MOST_CHECKS]:
+    shown = breached[:_MOST_CHECKS]
+    alerts = runs.alerts_of(url, tuple(run.run_id for _, run in shown))
+    for name, run in shown:
         when = moment(run.started_at, clock.now(), clock.zone())
         st.html(tag("p", link(name, "run", run=run.run_id), ", run of ", when))
-        st.html(alert_table(runs.result(url, run.run_id)))
+        st.html(alert_table(alerts.get(run.run_id, ()), (each for each, _ in run.candidates)))
     if more := text.more(len(breached), _MOST_CHECKS, "checks"):
         page.say(more)

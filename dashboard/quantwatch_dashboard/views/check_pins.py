@@ -45,7 +45,7 @@ def pinning(url: str, summary: CheckSummary) -> None:
         st.expander("Pin another baseline"),
         st.container(horizontal=True, vertical_alignment="bottom"),
     ):
-        address.choose("Run", "pin", list(offered), lambda r: _named(offered[r]), 380)
+        address.choose("Run", "pin", list(offered), lambda r: _named(offered[r]), 380, moves=True)
         asking.button(
             "Pin this run", lambda who: _pin(who, check), key=f"pin-{check}",
             done=lambda run: f"Later runs are compared with {text.short_id(str(run))}.",

@@ -44,16 +44,16 @@ def show(url: str, summary: CheckSummary) -> None:
             "page", len(shown), _PER_PAGE, (summary.check, kind)
         )
         rows = shown[first : first + _PER_PAGE]
-        st.html(tag("span", _counted(first, len(rows), len(shown)), class_="qw-soft qw-small"),
-                width="content")  # fmt: skip
+        said = _counted(first, len(rows), len(shown), len(marks))
+        st.html(tag("span", said, class_="qw-soft qw-small"), width="content")
     if rows:
         pinned, now, zone = summary.state.baseline_run_id, clock.now(), clock.zone()
         table.html(run_rows(rows, changes, pinned, now, zone))
 
 
-def _counted(first: int, number: int, total: int) -> str:
+def _counted(first: int, number: int, total: int, looked_at: int) -> str:
+    """Say which runs are shown, and of how many: older ones are not looked through."""
+    among = "" if looked_at < check_queries.MOST_RUNS else f" among the newest {looked_at}"
     if not total:
-        return "No run of that kind."
-    most = check_queries.MOST_RUNS
-    newest = f"the newest {total}" if total >= most else str(total)
-    return f"{first + 1}–{first + number} of {newest} runs"
+        return f"No run of that kind{among}."
+    return f"{first + 1}–{first + number} of {total} runs{among}"

@@ -61,15 +61,15 @@ def _pickers(url: str, summary: CheckSummary) -> tuple[Statistic, str, int | Non
     metrics = list(
         dict.fromkeys([m for m, _ in places if m == HEADLINE[0]] + [m for m, _ in places])
     )
-    metric = choose("Metric", "metric", metrics, naming.title, width=220)
-    scope = choose("Place", "place", [s for m, s in places if m == metric], width=230)
+    metric = choose("Metric", "metric", metrics, naming.title, width=220, moves=True)
+    scope = choose("Place", "place", [s for m, s in places if m == metric], width=230, moves=True)
     statistic = choose("Statistic", "statistic", _STATISTICS, width=110)
     at = standings.lead(summary) or 0
     names = [
         summary.candidates[at],
         *(n for n in summary.candidates if n != summary.candidates[at]),
     ]
-    candidate = choose("Candidate", "candidate", names, width=200)
+    candidate = choose("Candidate", "candidate", names, width=200, moves=True)
     words = {"all": "all runs"}
     span = choose("Range", "range", list(_RANGES), lambda n: words.get(n, f"{n} runs"), width=120)
     return Statistic(metric, scope, statistic), candidate, _RANGES[span]

@@ -23,7 +23,7 @@ def show() -> None:
     usual = _usual(url)
     if usual is None:
         page.head("Compare")
-        st.html(trouble.empty())
+        st.html(trouble.nothing_measured() if overview.checks(url) else trouble.empty())
         return
     page.head("Compare", "A is before, B is after: differences are B − A")
     b_result = _result(url, "b", usual)

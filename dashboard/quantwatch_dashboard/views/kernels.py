@@ -17,7 +17,7 @@ from quantwatch_dashboard.queries import kernels as kernel_queries
 from quantwatch_dashboard.text import ANY
 from quantwatch_dashboard.views import kernels_inside
 
-_NOW = "newest"
+_NOW = "*"
 _STATUSES = (ANY, FAILED, PASSED, NOT_APPLICABLE)
 Columns = Sequence[DeltaGenerator]
 

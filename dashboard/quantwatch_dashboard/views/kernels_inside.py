@@ -22,13 +22,14 @@ def show(url: str, cells: Sequence[Cell], device: str) -> None:
     if not tested:
         return
     cell = _chosen(tested)
-    page.section(
-        f"{cell.operator} on {cell.backend}, by shape and dtype",
-        "The largest error of all layouts as a share of the tolerance; stronger is closer to it.",
-    )
-    _chosen_facts(cell)
     assert cell.batch is not None, "a tested cell has a batch"
     found = kernel_queries.cases(url, cell.batch.id, cell.operator, cell.backend)
+    total = len(found) if cell.group is None else cell.group.num_cases
+    said = "The largest error of all layouts as a share of the tolerance; stronger is closer to it."
+    if len(found) < total:
+        said += f" Of the first {len(found):,} of {total:,} cases."
+    page.section(f"{cell.operator} on {cell.backend}, by shape and dtype", said)
+    _chosen_facts(cell)
     st.html(kernels.by_shape(kernel_matrix.places(found)))
     _pictures(url, cell, [c for c in cells if c.operator == cell.operator], device)
     before = [
@@ -46,14 +47,7 @@ def _failures(url: str, cells: Sequence[Cell], device: str) -> None:
     failing = [cell for cell in cells if cell.status == FAILED and cell.batch is not None]
     if not failing:
         return
-    keys = {cell.key for cell in failing}
-    places = dict.fromkeys((c.batch.id, c.operator) for c in failing if c.batch is not None)
-    found = [
-        case
-        for batch_id, operator in places
-        for case in kernel_queries.failures(url, batch_id, operator)
-        if (case.operator, case.backend) in keys
-    ]
+    found = kernel_queries.failures(url, failing)
     total = sum(cell.group.num_failed for cell in failing if cell.group is not None)
     words = "" if len(found) >= total else f" The first {len(found):,} of {total:,} are shown."
     page.section("What fails", f"Each row can be repeated by its command.{words}")

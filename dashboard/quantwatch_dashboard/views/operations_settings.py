@@ -62,7 +62,7 @@ def _check(found: operation_queries.Applied) -> None:
 
 
 def _section(url: str, found: operation_queries.Applied) -> None:
-    known = {_words(name): (document, at) for name, document, at in found.sections}
+    known = {_words(name): (one.document, one.applied_at) for name, one in found.sections.items()}
     chosen = choose("Section or endpoint", "section", [ANY, *known], every("sections"), "stretch")
     parts = operation_queries.service(url).parts
     files = {str(part.details["config"]) for part in parts if part.details.get("config")}

@@ -54,7 +54,7 @@ def _checks(url: str, found: Sequence[CheckSummary]) -> None:
     table = st.container()
     with st.container(horizontal=True, vertical_alignment="center"):
         first = _PER_PAGE * address.number_of_page("page", len(shown), _PER_PAGE, wanted)
-        rows = shown[first : first + _PER_PAGE]
+        rows = overview.with_trends(url, shown[first : first + _PER_PAGE])
         if len(shown) > len(rows):
             said = f"{first + 1}–{first + len(rows)} of {len(shown)} checks"
             st.html(tag("span", said, class_="qw-soft qw-small"), width="content")

@@ -93,6 +93,6 @@ def _figures(result: RunResult, lead: CandidateResult) -> None:
 def _alerts(result: RunResult) -> None:
     page.section("Alerts", "Every rule that this run breached, critical ones first.")
     if result.alerts:
-        st.html(alert_table(result))
+        st.html(alert_table(result.alerts, (c.name for c in result.candidates)))
     else:
         page.say("No rule is breached.")

@@ -6,7 +6,7 @@ from quantwatch_dashboard.charts.births import MAX_POINTS, birth_map
 from quantwatch_dashboard.components import births, page, picture
 from quantwatch_dashboard.logic import series
 from quantwatch_dashboard.logic.focus import Focus
-from quantwatch_dashboard.logic.nonfinite import Birth, by_prompt
+from quantwatch_dashboard.logic.nonfinite import Births
 from quantwatch_dashboard.queries import tokens as token_queries
 
 
@@ -29,20 +29,21 @@ def show(focus: Focus) -> None:
         return
     left, right = st.columns([3, 2], gap="medium")
     with left:
-        _map(focus, [birth for birth in found if birth.place.prompt == focus.prompt])
+        name = result.run_id, focus.candidate.name
+        _map(focus, token_queries.births_in(focus.url, name, focus.prompt, result.suite_hash))
     with right:
-        st.html(births.prompts(by_prompt(found), result.run_id, focus.candidate.name))
+        st.html(births.prompts(found, result.run_id, focus.candidate.name))
 
 
-def _map(focus: Focus, here: list[Birth]) -> None:
+def _map(focus: Focus, here: Births) -> None:
     """Show one prompt's births token by token."""
-    if not here:
+    if not len(here):
         words = f"Prompt {focus.prompt} is finite; choose one from the table."
         page.say(words)
         return
     prompts = token_queries.prompts(focus.url, focus.result.suite_hash)
     tokens = next(p.num_tokens for p in prompts if p.index == focus.prompt)
-    figure = birth_map(here, series.scopes(focus.candidate), tokens)
+    figure = birth_map(here.earliest(MAX_POINTS), series.scopes(focus.candidate), tokens)
     alt = "First place that is not finite, by token"
     picture.choose(figure, "births", alt, f"{focus.file_name}-births")
     if len(here) > MAX_POINTS:

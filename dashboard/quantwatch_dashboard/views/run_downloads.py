@@ -24,24 +24,33 @@ def csv(label: str, made: Callable[[], bytes], name: str) -> None:
 def matrices(focus: Focus) -> None:
     """Offer the chosen metric of one prompt, or of the measured tokens of all prompts."""
     suite = focus.result.suite_hash
+    grid = tokens.grid(focus.url, focus.key, suite)
+    if grid is None:
+        return
+    part = exports.around(grid, focus.position)
 
+    # Read anew: Streamlit keeps this function, and with it whatever it holds.
     def one() -> bytes:
-        grid = tokens.grid(focus.url, focus.key, suite)
-        return exports.matrix_csv(grid) if grid is not None else b""
+        found = tokens.grid(focus.url, focus.key, suite)
+        return exports.matrix_csv([] if found is None else [exports.around(found, focus.position)])
 
     def every() -> bytes:
-        grid = tokens.measured_tokens(focus.url, *focus.key[:3], suite)
-        return exports.matrix_csv(grid) if grid is not None else b""
+        return exports.matrix_csv(tokens.each_measured(focus.url, focus.key[:3], suite))
 
     page.section(
         "Download",
         "Every digit as it was stored; one row per token, one column per place. Pictures have a"
-        " button of their own, at their top right, that saves them as PNG.",
+        " button of their own, at their top right, that saves them as PNG. A file has at most"
+        f" {exports.MOST_CELLS:,} cells: of all prompts the first ones that fit, whole.",
     )
     left, middle, _ = st.columns([3, 3, 4])
     with left:
-        name = f"{focus.file_name}-prompt{focus.prompt}.csv"
-        csv(f"Matrix of prompt {focus.prompt}, CSV", one, name)
+        name, words = f"{focus.file_name}-prompt{focus.prompt}", f"prompt {focus.prompt}"
+        if part is not grid:
+            ends = part.places[0].position, part.places[-1].position
+            name = f"{name}-tokens{ends[0]}-{ends[1]}"
+            words = f"{words}, tokens {ends[0]} to {ends[1]}"
+        csv(f"Matrix of {words}, CSV", one, f"{name}.csv")
     with middle:
         csv("Measured tokens of all prompts, CSV", every, f"{focus.file_name}.csv")
 

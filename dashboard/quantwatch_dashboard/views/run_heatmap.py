@@ -110,6 +110,11 @@ def _this_token(focus: Focus, grid: TokenGrid) -> None:
     at = grid.column(focus.token)
     if at is None or focus.before is not None or grid.missing[:, at].all():
         return
-    figure = heatmap_words.profile(focus, whole_layers(grid))
-    with st.expander(f"Token {focus.position} through the layers, all candidates", expanded=False):
+    words = f"Token {focus.position} through the layers, all candidates"
+    opened = st.expander(words, key="profile-opened", on_change="rerun")
+    # Closed it costs nothing: of each candidate a matrix of this prompt is read for it.
+    if not opened.open:
+        return
+    figure = heatmap_words.profile(focus, whole_layers(grid).scopes)
+    with opened:
         picture.choose(figure, "profile", "The chosen token by layer", f"{focus.file_name}-token")

@@ -110,4 +110,4 @@ def describe(prompt: StoredPrompt) -> str:
     pieces = prompt.pieces
     excerpt = " ".join("".join(pieces[:24]).split()) if pieces else "text not stored"
     about = f"{prompt.index} · {prompt.category} · {prompt.num_tokens:,} tokens"
-    return f"{about} · {text.clip(excerpt, 60)}"
+    return f"{about} · {text.clip(text.readable(excerpt), 60)}"

@@ -6,7 +6,7 @@ from quantwatch.domain import RunResult
 from quantwatch_dashboard import clock
 from quantwatch_dashboard.components import page, run_attempts, trouble
 from quantwatch_dashboard.queries import runs
-from quantwatch_dashboard.queries.forgetting import forget
+from quantwatch_dashboard.queries.forgetting import forget_standings
 
 _EVERY_S = 3
 
@@ -31,7 +31,9 @@ def _live(url: str, result: RunResult) -> None:
     """Ask every few seconds how far the run is; once it has ended the whole page is drawn anew."""
     found = runs.progress(url, result.check, result.run_id)
     if found is None:
-        forget()
+        # Not all that is cached: other pages read other runs.
+        forget_standings(frozenset({result.run_id}), frozenset())
+        runs.attempts.clear()
         st.rerun()
     else:
         st.html(run_attempts.card(found, clock.now(), clock.zone()))

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Alerts: what fires, and what is done about it.", no_args_is_help=True)
 AlertId = Annotated[int, typer.Argument(metavar="ID", help="Number of an alert, as listed.")]
+EpisodeId = Annotated[
+    str | None,
+    typer.Option("--episode", help="Only if this one is still open, as listed or as it was told."),
+]
 SilenceId = Annotated[int, typer.Argument(metavar="ID", help="Number of a silence, as listed.")]
 Comment = Annotated[str, typer.Option(help="Why, for the others.")]
 All = Annotated[bool, typer.Option("--all", help="Alerts that are inactive as well.")]
@@ -48,12 +52,14 @@ def list_(context: typer.Context, all_: All = False, json: o.AsJson = False) -> 
 
 
 @app.command("ack")
-def ack(context: typer.Context, alert: AlertId, comment: Comment) -> None:
+def ack(
+    context: typer.Context, alert: AlertId, comment: Comment, *, episode: EpisodeId = None
+) -> None:
     """Say that you look after an alert: no more reminders."""
     from quantwatch.store.episodes import acknowledge
 
     with Session.of(context).writer() as database, database.writer() as session:
-        found = acknowledge(session, alert, who(), comment)
+        found = acknowledge(session, alert, who(), comment, episode_id=episode)
     say(f"alert {alert}: {found.check} {found.candidate} {found.rule} is acknowledged\n")
 
 
@@ -148,7 +154,8 @@ def _unsteady(session: "DatabaseSession", alerts: "list[StoredAlert]") -> set[in
     applied, now = applied_checks(session), clock.now(session)
     found: set[int] = set()
     for check in {alert.check for alert in alerts}:
-        settings = applied.get(check, {}).get("alerting", {}).get("flapping", {})
+        document = applied[check].config if check in applied else {}
+        settings = document.get("alerting", {}).get("flapping", {})
         config = FlappingConfig.model_validate(settings)
         mine = [alert.id for alert in alerts if alert.check == check]
         found |= flapping(episodes.num_fired(session, mine, now - window(config)), config)
@@ -167,6 +174,7 @@ def _alert(alert: "StoredAlert", silences: "list[StoredSilence]") -> dict[str, A
         "candidate": alert.candidate or None,
         "rule": alert.rule,
         "state": alert.state,
+        "episode": alert.episode_id,
         "severity": alert.severity,
         "since": episode and episode.opened_at.isoformat(timespec="seconds"),
         "fired_at": episode and episode.fired_at and episode.fired_at.isoformat(timespec="seconds"),

@@ -51,7 +51,7 @@ def evaluate_run(
         applied = applied_checks(session).get(run.check)
     if version and not force:
         return Evaluation(run, version)
-    today = settings_of(run.check, applied, config)
+    today = settings_of(run.check, None if applied is None else applied.config, config)
     if today is None:
         raise UserError(f"check {run.check} of run {run_id} is not in the configuration any more")
     judged = rejudge(database, run, today)

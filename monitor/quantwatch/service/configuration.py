@@ -121,11 +121,12 @@ def apply(db: Database, loaded: Loaded, actor: str) -> tuple[Change, ...]:
 
 
 def _applied(session: "Session") -> Applied:
+    checks, settings = store.applied_checks(session), store.applied_settings(session)
     return Applied(
-        checks=store.applied_checks(session),
+        checks={name: check.config for name, check in checks.items()},
         endpoints=store.applied_endpoints(session),
-        settings=store.applied_settings(session),
-        folders=store.applied_folders(session),
+        settings={name: one.document for name, one in settings.items()},
+        folders={name: check.folder for name, check in checks.items()},
     )
 
 

@@ -10,8 +10,7 @@ from sqlalchemy.orm import Session
 from quantwatch.errors import NotFoundError
 from quantwatch.store import episodes
 from quantwatch.store.episodes import Episode, StoredAlert
-from quantwatch.store.silences import StoredSilence
-from quantwatch.store.tables import AlertRow, CheckRow, EpisodeRow, RuleEvaluationRow, SilenceRow
+from quantwatch.store.tables import AlertRow, CheckRow, EpisodeRow, RuleEvaluationRow
 
 ENDED = "ended"
 """State of an episode that is over, whatever its alert does now."""
@@ -117,18 +116,6 @@ def judgements(
         )
         for each in reversed(session.scalars(newest).all())
     )
-
-
-def silences_between(
-    session: Session, since: datetime, until: datetime | None = None
-) -> tuple[StoredSilence, ...]:
-    """Return the silences that held at some time in between, the first one first."""
-    query = select(SilenceRow).where(SilenceRow.ends_at >= since)
-    if until is not None:
-        query = query.where(SilenceRow.starts_at <= until)
-    rows = session.scalars(query.order_by(SilenceRow.starts_at, SilenceRow.id))
-    names = StoredSilence.__slots__
-    return tuple(StoredSilence(**{name: getattr(row, name) for name in names}) for row in rows)
 
 
 def _query() -> Select[*tuple[Any, ...]]:

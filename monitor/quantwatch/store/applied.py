@@ -4,6 +4,7 @@ What vanished from the file is marked as removed, never deleted: its history sta
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import delete, insert, or_, select, text, update
@@ -22,10 +23,32 @@ REMOVED = "removed"
 """State of an endpoint that the configuration no longer has."""
 
 
-def applied_checks(session: Session) -> dict[str, Json]:
-    """Return the checks that the service works with, by name, as they were applied last."""
-    query = select(CheckRow.name, CheckRow.config).where(*_IN_USE)
-    return {row.name: row.config for row in session.execute(query.order_by(CheckRow.name))}
+@dataclass(frozen=True, slots=True)
+class AppliedCheck:
+    """A check as it was applied last. Relative paths in it start at `folder`."""
+
+    check: str
+    config: Json
+    folder: str
+    applied_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What was applied besides checks, without secrets."""
+
+    document: Json
+    applied_at: datetime
+
+
+def applied_checks(session: Session) -> dict[str, AppliedCheck]:
+    """Return the checks that the service works with, by name."""
+    columns = select(CheckRow.name, CheckRow.config, CheckRow.base_dir, CheckRow.applied_at)
+    rows = session.execute(columns.where(*_IN_USE).order_by(CheckRow.name))
+    return {
+        row.name: AppliedCheck(row.name, row.config or {}, row.base_dir or "", row.applied_at)
+        for row in rows
+    }
 
 
 def keep_others_out(session: Session) -> None:
@@ -51,26 +74,21 @@ def apply_checks(session: Session, checks: Mapping[str, Json], base_dir: str) ->
     )
 
 
-def applied_folders(session: Session) -> dict[str, str]:
-    """Return where the relative paths of those checks start."""
-    query = select(CheckRow.name, CheckRow.base_dir).where(*_IN_USE)
-    return {row.name: row.base_dir or "" for row in session.execute(query)}
-
-
 def applied_endpoints(session: Session) -> dict[str, Json | None]:
     """Return the endpoints that the service works with by name, as they were applied last.
 
     None: it is in use, but nobody has applied a configuration with it yet (a test message).
     """
     names = session.scalars(select(EndpointRow.name).where(EndpointRow.state != REMOVED))
-    settings = applied_settings(session)
-    return {name: settings.get(f"{ENDPOINT}{name}") for name in sorted(names)}
+    known = applied_settings(session)
+    found = {name: known.get(f"{ENDPOINT}{name}") for name in sorted(names)}
+    return {name: None if each is None else each.document for name, each in found.items()}
 
 
-def applied_settings(session: Session) -> dict[str, Json]:
-    """Return all that was applied besides checks: sections by name, and `endpoint:NAME`."""
-    rows = session.execute(select(AppliedSettingsRow.name, AppliedSettingsRow.document))
-    return {row.name: row.document for row in rows}
+def applied_settings(session: Session) -> dict[str, Section]:
+    """Return all that was applied besides checks, by name: sections, and `endpoint:NAME`."""
+    rows = session.scalars(select(AppliedSettingsRow).order_by(AppliedSettingsRow.name))
+    return {row.name: Section(row.document, row.applied_at) for row in rows}
 
 
 def apply_endpoints(session: Session, settings: Mapping[str, str]) -> None:
@@ -94,7 +112,8 @@ def removed_endpoints(session: Session) -> list[str]:
 
 def apply_settings(session: Session, settings: Mapping[str, Json]) -> None:
     """Keep what was applied besides checks, in the transaction that keeps others out."""
-    known, moment = applied_settings(session), clock.now(session)
+    moment = clock.now(session)
+    known = {name: section.document for name, section in applied_settings(session).items()}
     new = {name: document for name, document in settings.items() if known.get(name) != document}
     stale = AppliedSettingsRow.name.not_in(list(settings)) | AppliedSettingsRow.name.in_(list(new))
     session.execute(delete(AppliedSettingsRow).where(stale))

@@ -9,9 +9,9 @@ from typing import Self
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from quantwatch.domain import REASON_CODES, Json
+from quantwatch.domain import REASON_CODES, Json, RunStatus
 from quantwatch.store.session import Database
-from quantwatch.store.tables import RunAttemptRow
+from quantwatch.store.tables import CheckRow, RunAttemptRow, RunRow
 
 COMMAND_LINE = "command line"
 """Name of whoever runs a check by hand: a person's kill -9 puts no check into quarantine."""
@@ -70,6 +70,18 @@ class Attempt:
     gpus: Json | None
 
 
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """What the GPUs did during one attempt, or in `gpus` the reason why that is not known."""
+
+    run_id: str
+    check: str
+    started_at: datetime
+    ended_at: datetime | None
+    peak_memory_bytes: int | None
+    gpus: Json | None
+
+
 def open_attempt(session: Session, run_id: str, worker: WorkerId, moment: datetime) -> int:
     """Begin the next attempt of a run; return its number, which released ones have, too."""
     who = {"worker": worker.name, "host": worker.host, "pid": worker.pid}
@@ -120,3 +132,26 @@ def list_attempts(db: Database, run_id: str) -> list[Attempt]:
     with db.reader() as session:
         rows = session.scalars(query.order_by(RunAttemptRow.number))
         return [Attempt(**{name: getattr(row, name) for name in Attempt.__slots__}) for row in rows]
+
+
+def telemetry(session: Session, limit: int) -> tuple[Telemetry, ...]:
+    """Return the attempts of the newest runs, newest first."""
+    newest = (
+        select(RunRow.id)
+        .where(RunRow.status != RunStatus.SKIPPED.value)
+        .order_by(RunRow.started_at.desc(), RunRow.id.desc())
+        .limit(limit)
+    ).subquery()
+    query = (
+        select(RunAttemptRow, CheckRow.name)
+        .join(newest, newest.c.id == RunAttemptRow.run_id)
+        .join(RunRow, RunRow.id == RunAttemptRow.run_id)
+        .join(CheckRow, CheckRow.id == RunRow.check_id)
+        .order_by(RunAttemptRow.started_at.desc(), RunAttemptRow.run_id.desc())
+        .limit(limit)
+    )
+    own = set(Telemetry.__slots__) - {"check"}
+    return tuple(
+        Telemetry(check=check, **{name: getattr(row, name) for name in own})
+        for row, check in session.execute(query)
+    )

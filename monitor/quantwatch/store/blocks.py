@@ -2,7 +2,7 @@
 
 import hashlib
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
@@ -15,13 +15,15 @@ from sqlalchemy.orm import Session
 from quantwatch.domain import Block, Scope
 from quantwatch.errors import StoreError
 from quantwatch.store import lookups
-from quantwatch.store.codec import codec_for, decode, encode
+from quantwatch.store.codec import Missing, Values, codec_for, decode, decode_column, encode
 from quantwatch.store.records import BlockInfo
 from quantwatch.store.session import Database
 from quantwatch.store.tables import BlockRow, MetricRow, RunCandidateRow, ScopeListRow
 
 Kind = Literal["per_prompt", "per_token", "topk"]
 Query = Select[*tuple[Any, ...]]
+Shape = tuple[int, ...]
+Decoded = tuple[Values, Missing | None]
 
 ALL_PROMPTS = -1
 _BATCH = 64
@@ -122,6 +124,30 @@ def get_block(
 
     Cells that were not measured are NaN in `values` and marked in `missing`.
     """
+    return _get(db, (run_id, candidate, kind, metric, prompt), decode)
+
+
+def get_column(
+    db: Database, run_id: str, candidate: str, metric: str, prompt: int, place: Callable[[int], int]
+) -> Block | None:
+    """Return one column of a matrix over tokens; `place` says which, from the number of columns.
+
+    None when there is no such matrix or column. Raises StoreError when its bytes are damaged.
+    """
+
+    def column(payload: bytes, shape: Shape, codec: str) -> Decoded | None:
+        at = place(shape[1])
+        return decode_column(payload, shape, codec, at) if 0 <= at < shape[1] else None
+
+    return _get(db, (run_id, candidate, "per_token", metric, prompt), column)
+
+
+def _get(
+    db: Database,
+    key: tuple[str, str, str, str, int | None],
+    decoder: Callable[[bytes, Shape, str], Decoded | None],
+) -> Block | None:
+    run_id, candidate, kind, metric, prompt = key
     wanted = ALL_PROMPTS if prompt is None else prompt
     query = (
         _of_candidate(select(BlockRow, ScopeListRow.names), run_id, candidate)
@@ -130,11 +156,15 @@ def get_block(
     )
     with db.reader() as session:
         found = session.execute(query).first()
-        if found is None:
-            return None
-        row, names = found
-        what = f"{kind} block of {metric}, candidate {candidate}, prompt {prompt}, run {run_id}"
-        return _block(row, tuple(names), (candidate, metric, what), db.name)
+    if found is None:
+        return None
+    row, names = found
+    what = f"{kind} block of {metric}, candidate {candidate}, prompt {prompt}, run {run_id}"
+    decoded = _decoded(row, decoder, f"Database {db.name}: the {what}")
+    if decoded is None:
+        return None
+    values, missing = np.ascontiguousarray(decoded[0]), decoded[1]
+    return Block(candidate, cast(Kind, row.kind), metric, prompt, tuple(names), values, missing)
 
 
 def list_blocks(db: Database, run_id: str, candidate: str) -> list[BlockInfo]:
@@ -176,16 +206,12 @@ def _row(
     }
 
 
-def _block(
-    row: BlockRow, scopes: tuple[Scope, ...], names: tuple[str, str, str], database: str
-) -> Block:
-    candidate, metric, what = names
+def _decoded(
+    row: BlockRow, decoder: Callable[[bytes, Shape, str], Decoded | None], what: str
+) -> Decoded | None:
     if hashlib.sha256(row.payload).hexdigest() != row.sha256:
-        raise StoreError(f"Database {database}: the {what} is corrupt (its digest differs).")
+        raise StoreError(f"{what} is corrupt (its digest differs).")
     try:
-        values, missing = decode(row.payload, tuple(row.shape), row.codec)
+        return decoder(row.payload, tuple(row.shape), row.codec)
     except ValueError as error:
-        raise StoreError(f"Database {database}: the {what} can't be decoded: {error}.") from error
-    prompt = None if row.prompt == ALL_PROMPTS else row.prompt
-    values = np.ascontiguousarray(values)
-    return Block(candidate, cast(Kind, row.kind), metric, prompt, scopes, values, missing)
+        raise StoreError(f"{what} can't be decoded: {error}.") from error

@@ -42,12 +42,33 @@ def decode(payload: bytes, shape: Shape, codec: str) -> tuple[Values, Missing | 
     Raises ValueError when the bytes don't hold that shape.
     """
     _, decoder = _codec(codec)
+    values, missing = decoder(_raw(payload, codec), shape)
+    return values, missing if missing is not None and missing.any() else None
+
+
+def decode_column(
+    payload: bytes, shape: Shape, codec: str, column: int
+) -> tuple[Values, Missing | None]:
+    """Return one column [S, 1] of a matrix [S, P] as `decode` does, without the rest.
+
+    Raises ValueError when the bytes don't hold a matrix of that shape, or it has no such column.
+    """
+    _, decoder = _codec(codec)
+    size, raw = _SIZES.get(codec), _raw(payload, codec)
+    if size is None or len(shape) != 2 or not 0 <= column < shape[1]:
+        raise ValueError(f"{codec} of shape {shape} has no column {column}")
+    if len(raw) != size * shape[0] * shape[1]:
+        raise ValueError(f"{len(raw)} bytes can't be {codec} of shape {shape}")
+    planes = np.frombuffer(raw, dtype=np.uint8).reshape(size, *shape)
+    values, missing = decoder(planes[:, :, column].tobytes(), (shape[0], 1))
+    return values, missing if missing is not None and missing.any() else None
+
+
+def _raw(payload: bytes, codec: str) -> bytes:
     try:
-        raw = zlib.decompress(payload)
+        return zlib.decompress(payload)
     except zlib.error as error:
         raise ValueError(f"{codec} bytes don't decompress: {error}") from error
-    values, missing = decoder(raw, shape)
-    return values, missing if missing is not None and missing.any() else None
 
 
 def codec_for(kind: str, values: Values) -> str:
@@ -143,6 +164,8 @@ _CODECS: dict[str, tuple[_Encoder, _Decoder]] = {
     "f64": (_encode_f64, _decode_f64),
     "topk": (_encode_topk, _decode_topk),
 }
+_SIZES = {"log2f16": 2, "f64": 8}
+"""Bytes a cell, of codecs that hold one matrix."""
 
 
 def _codec(name: str) -> tuple[_Encoder, _Decoder]:

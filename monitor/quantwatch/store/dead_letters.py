@@ -15,10 +15,10 @@ from quantwatch.store.session import Database
 from quantwatch.store.suppression import WAITING
 from quantwatch.store.tables import DeliveryAttemptRow, DeliveryRow, EventRow
 
-STATES = (
-    *("pending", "sending", "retry_wait", "grouped"),
-    *("delivered", "dead", "suppressed", "cancelled"),
-)
+DEAD, DELIVERED = "dead", "delivered"
+ENDED = (DELIVERED, "suppressed", "cancelled")
+"""States of a delivery that nobody has to look at."""
+STATES = (*("pending", "sending", "retry_wait", "grouped"), DELIVERED, DEAD, *ENDED[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def bury(session: Session, condition: ColumnElement[bool], why: str) -> int:
 
     Return how many. What nobody can hear of any more is suppressed.
     """
-    values = {"state": "dead", "ended_at": clock.now(session), "last_error": why}
+    values = {"state": DEAD, "ended_at": clock.now(session), "last_error": why}
     waiting = and_(condition, DeliveryRow.state.in_(WAITING))
     change = update(DeliveryRow).where(waiting).values(values)
     change = change.returning(DeliveryRow.endpoint, DeliveryRow.subject)

@@ -14,6 +14,7 @@ from quantwatch.store.states import Headline, RecentRun
 from quantwatch.store.statistics import statistic_kind
 from quantwatch.store.tables import (
     CheckRow,
+    LatestRunRow,
     MeasurementRow,
     MetricRow,
     RecentPointRow,
@@ -41,6 +42,14 @@ def recent_runs(session: Session, which: ColumnElement[bool]) -> dict[int, tuple
         lines = tuple(_line(*row[5:]) for row in points if row[4] != NO_CANDIDATE)
         found[check_id].append(RecentRun(run_id, points[0][2], lines, points[0][3]))
     return {check_id: tuple(each) for check_id, each in found.items()}
+
+
+def is_decided() -> ColumnElement[bool]:
+    """Return the condition that a copied headline is of its check's newest succeeded run."""
+    decided = select(LatestRunRow.succeeded_run_id).where(
+        LatestRunRow.succeeded_run_id.is_not(None)
+    )
+    return RecentPointRow.run_id.in_(decided)
 
 
 def _line(

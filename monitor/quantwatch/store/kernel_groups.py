@@ -4,8 +4,8 @@ A batch never changes once it is written, so what is read here may be kept for l
 """
 
 import math
+import sys
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Text, and_, case, cast, func, or_, select
@@ -19,6 +19,7 @@ from quantwatch.store.types import load_json
 
 PASSED, FAILED, NOT_APPLICABLE = "passed", "failed", "not applicable"
 _NONE = "[]"
+_SMALLEST, _LARGEST = sys.float_info.min, sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +94,23 @@ def remarks_of(db: Database, batch_id: str) -> dict[tuple[str, str], Remarks]:
 
 
 def cases_where(
-    db: Database, batch_id: str, which: Mapping[str, str], limit: int
+    db: Database,
+    batch_id: str,
+    limit: int,
+    *,
+    operator: str | None = None,
+    backend: str | None = None,
+    status: str | None = None,
 ) -> tuple[KernelCase, ...]:
-    """Return the first cases of a batch with these values, as `operator`, `backend`, `status`.
+    """Return the first cases of a batch with these values; None is any.
 
     Raises UserError when there is no such batch.
     """
-    query = select(KernelCaseRow).where(KernelCaseRow.batch_id == batch_id)
-    query = query.where(*(getattr(KernelCaseRow, name) == value for name, value in which.items()))
+    row = KernelCaseRow
+    query = select(row).where(row.batch_id == batch_id)
+    for column, value in ((row.operator, operator), (row.backend, backend), (row.status, status)):
+        if value is not None:
+            query = query.where(column == value)
     with db.reader() as session:
         _require(session, batch_id)
         rows = session.scalars(query.order_by(KernelCaseRow.idx).limit(limit))
@@ -122,18 +132,31 @@ def _compared() -> ColumnElement[bool]:
 
 
 def _share() -> ColumnElement[float | None]:
-    """Return the largest finite share; an exact result counts as 0, whatever is allowed."""
+    """Return the largest finite share; an exact result counts as 0, whatever is allowed.
+
+    What no float can hold is left out first: for PostgreSQL that is an error of the whole query.
+    """
     row = KernelCaseRow
     finite = and_(_compared(), row.error_kind == "finite")
-    of_tolerance = case((row.error == 0.0, 0.0), else_=row.error / func.nullif(row.tolerance, 0.0))
+    too_small = and_(row.tolerance > 1.0, row.error < row.tolerance * _SMALLEST)
+    of_tolerance = case(
+        (_too_large(), None),
+        (or_(row.error == 0.0, too_small), 0.0),
+        else_=row.error / func.nullif(row.tolerance, 0.0),
+    )
     return func.max(case((finite, of_tolerance)))
+
+
+def _too_large() -> ColumnElement[bool]:
+    row = KernelCaseRow
+    return and_(row.tolerance > 0.0, row.tolerance < 1.0, row.error > row.tolerance * _LARGEST)
 
 
 def _infinite() -> ColumnElement[int]:
     """Return how many cases have a share that is no number."""
     row = KernelCaseRow
     none_allowed = and_(row.tolerance == 0.0, row.error > 0.0)
-    beyond = and_(_compared(), or_(row.error_kind != "finite", none_allowed))
+    beyond = and_(_compared(), or_(row.error_kind != "finite", none_allowed, _too_large()))
     return func.sum(case((beyond, 1), else_=0))
 
 

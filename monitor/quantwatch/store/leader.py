@@ -6,7 +6,8 @@ Only an optimisation: two leaders at once do each other's work once, because a s
 from dataclasses import dataclass
 from datetime import timedelta
 
-from sqlalchemy import or_, update
+from sqlalchemy import or_, select, update
+from sqlalchemy.orm import Session
 
 from quantwatch.store import clock, lookups
 from quantwatch.store.session import Database
@@ -22,6 +23,21 @@ class Lease:
 
     holder: str
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who schedules. `left` is negative when the lease has run out."""
+
+    holder: str
+    epoch: int
+    left: timedelta
+
+
+def current(session: Session) -> Leader | None:
+    """Return who schedules, or did last; None when nobody ever has."""
+    row = session.scalar(select(LeaderRow).where(LeaderRow.name == _NAME))
+    return None if row is None else Leader(row.holder, row.epoch, row.until - clock.now(session))
 
 
 def acquire(db: Database, holder: str) -> Lease | None:

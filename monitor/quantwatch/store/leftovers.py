@@ -7,7 +7,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, exists, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from quantwatch.store.pruning import PROMPT_KINDS, TOKEN_KINDS, Condition, Going, Task, among
+from quantwatch.store.among import among
+from quantwatch.store.pruning import PROMPT_KINDS, TOKEN_KINDS, Condition, Going, Task
 from quantwatch.store.rollup import Limits
 from quantwatch.store.tables import (
     AlertScopeRow,

@@ -10,6 +10,7 @@ from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from quantwatch.domain import Fingerprint, Json, RunStatus, Verdict
+from quantwatch.store.among import among
 from quantwatch.store.session import Database
 from quantwatch.store.tables import (
     CheckRow,
@@ -71,6 +72,21 @@ def run_marks(db: Database, check: str, limit: int = 400) -> tuple[RunMark, ...]
     return tuple(_mark(run, environments, variants, candidates.get(run["id"], ())) for run in runs)
 
 
+def candidate_notes(
+    session: Session, run_ids: Collection[str]
+) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Return what loading the candidates of these runs noted, by check and candidate."""
+    query = (
+        select(CheckRow.name, RunCandidateRow.name, RunCandidateRow.variant_details)
+        .join(RunRow, RunRow.id == RunCandidateRow.run_id)
+        .join(CheckRow, CheckRow.id == RunRow.check_id)
+        .where(RunCandidateRow.run_id.in_(list(run_ids)))
+    )
+    return {
+        (row[0], row[1]): tuple((row[2] or {}).get("notes") or ()) for row in session.execute(query)
+    }
+
+
 def _newest(check: str, limit: int) -> Select[*tuple[Any, ...]]:
     return (
         select(RunRow.id, RunRow.status, RunRow.verdict, RunRow.reason_text)
@@ -90,7 +106,7 @@ def _candidates(session: Session, run_ids: Collection[str]) -> dict[str, list[An
     query = (
         select(row.run_id, row.name, row.verdict, row.variant_id)
         .add_columns(row.execution, row.bits_per_weight, row.size_bytes)
-        .where(row.run_id.in_(list(run_ids)))
+        .where(among(session, row.run_id, run_ids))
         .order_by(row.run_id, row.idx)
     )
     found: dict[str, list[Any]] = defaultdict(list)
@@ -102,13 +118,13 @@ def _candidates(session: Session, run_ids: Collection[str]) -> dict[str, list[An
 def _variants(session: Session, ids: Collection[int | None]) -> dict[int | None, Digests]:
     names = Fingerprint.__slots__
     query = select(VariantRow.id, *(getattr(VariantRow, name) for name in names))
-    rows = session.execute(query.where(VariantRow.id.in_(_known(ids)))).mappings()
+    rows = session.execute(query.where(among(session, VariantRow.id, _known(ids)))).mappings()
     return {row["id"]: {name: row[name] for name in names} for row in rows}
 
 
 def _environments(session: Session, ids: Collection[int | None]) -> dict[int | None, Json]:
     query = select(EnvironmentRow.id, EnvironmentRow.details)
-    rows = session.execute(query.where(EnvironmentRow.id.in_(_known(ids))))
+    rows = session.execute(query.where(among(session, EnvironmentRow.id, _known(ids))))
     return {row.id: row.details for row in rows}
 
 

@@ -1,7 +1,7 @@
 """How all checks stand, in a handful of queries however many there are. Reads no history."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from quantwatch.domain import RunStatus, Severity
 from quantwatch.store.checks import Pause
 from quantwatch.store.comparability import Measured, differences, measured_by
 from quantwatch.store.episodes import INACTIVE
-from quantwatch.store.headlines import headlines_of, recent_runs
+from quantwatch.store.headlines import headlines_of, is_decided, recent_runs
 from quantwatch.store.records import RunSummary
 from quantwatch.store.session import Database
 from quantwatch.store.states import (
@@ -20,7 +20,6 @@ from quantwatch.store.states import (
     Headline,
     OpenAlerts,
     RecentRun,
-    Timetable,
     UnendedRun,
 )
 from quantwatch.store.summaries import summaries_by_id
@@ -33,6 +32,7 @@ from quantwatch.store.tables import (
     RunRow,
     ScheduleRow,
 )
+from quantwatch.store.timetables import Timetable
 
 Query = Select[*tuple[Any, ...]]
 _UNENDED = [status.value for status in RunStatus if not status.is_ended]
@@ -40,17 +40,24 @@ _ENDED = [s.value for s in RunStatus if s.is_ended and s is not RunStatus.SKIPPE
 _FIRING = ("firing", "recovering")
 
 
-def check_states(db: Database, check: str | None = None) -> tuple[CheckState, ...]:
-    """Return how every check stands, or one, by name; also those that never ran."""
-    which = true() if check is None else CheckRow.name == check
+def check_states(
+    db: Database, checks: str | Collection[str] | None = None, *, history: bool = True
+) -> tuple[CheckState, ...]:
+    """Return how every check stands, or some, by name; also those that never ran.
+
+    Without `history`, of the newest runs only `decided` is in `recent`: of hundreds of checks all
+    are tens of thousands of values.
+    """
+    names = [checks] if isinstance(checks, str) else checks
+    which = true() if names is None else CheckRow.name.in_(list(names))
     with db.reader() as session:
         heads = session.execute(_heads().where(which)).all()
-        runs = {row.newest for row in heads} | {row.decided for row in heads}
+        runs = {run for row in heads for run in (row.newest, row.latest, row.decided)}
         compared = {row.check_id: _baseline_of(row) for row in heads}
         baselines = {run for run in compared.values() if run is not None}
         found = _Found(
             summaries_by_id(session, runs - {None}),
-            recent_runs(session, which),
+            recent_runs(session, which if history else and_(which, is_decided())),
             _unended(session, which),
             _alerts(session, which),
             compared,
@@ -86,6 +93,7 @@ def _heads() -> Query:
         select(CheckRow.id.label("check_id"), CheckRow, ScheduleRow, BaselinePinRow.run_id)
         .add_columns(
             _newest().label("newest"),
+            LatestRunRow.run_id.label("latest"),
             LatestRunRow.succeeded_run_id.label("decided"),
             LatestRunRow.verdict_since,
             RunRow.baseline_run_id,
@@ -180,6 +188,7 @@ def _state(row: Any, found: _Found) -> CheckState:
         config=_config(row),
         in_use=check.removed_at is None,
         newest=found.runs.get(row.newest),
+        latest=found.runs.get(row.latest),
         decided=found.runs.get(row.decided),
         since=row.verdict_since,
         last_success_at=check.last_success_at,

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, ColumnElement, Select, cast, exists, func, literal, select, union
+from sqlalchemy import ColumnElement, Select, exists, select, union
 from sqlalchemy.orm import Session
 
 from quantwatch.domain import MODEL, RunStatus, Verdict
+from quantwatch.store.among import among
 from quantwatch.store.rollup import Kept, Limits, StoredRun, kept
 from quantwatch.store.tables import (
     Base,
@@ -23,7 +24,6 @@ from quantwatch.store.tables import (
     RunRow,
     ScopeRow,
 )
-from quantwatch.store.types import dump_json
 
 Condition = ColumnElement[bool]
 
@@ -82,17 +82,6 @@ def tier_tasks(session: Session, going: Going) -> Iterator[Task]:
     floors = NoiseFloorRow.run_id.in_(select(RunRow.id).where(thinned)) & _not_model(NoiseFloorRow)
     yield Task("layer statistics", NoiseFloorRow, floors)
     yield Task("runs", RunRow, _of_runs(session, RunRow.id, going.runs))
-
-
-def among(session: Session, column: Any, values: Collection[str]) -> Condition:
-    """Return the condition that a text column is one of many values, as a single parameter."""
-    document = dump_json(list(values))
-    if session.get_bind().dialect.name == "postgresql":
-        listed = select(func.json_array_elements_text(cast(literal(document), JSON)))
-    else:
-        listed = select(func.json_each(document).table_valued("value").c.value)
-    found: Condition = column.in_(listed)
-    return found
 
 
 def held_runs() -> Select[Any]:

@@ -37,6 +37,13 @@ def quarantine_if_poisonous(session: Session, check_id: int, check: str, moment:
     return True
 
 
+def quarantined(session: Session) -> tuple[tuple[str, datetime], ...]:
+    """Return the checks that are set apart, and since when."""
+    since = CheckRow.quarantined_at
+    query = select(CheckRow.name, since).where(since.is_not(None)).order_by(since)
+    return tuple((row[0], row[1]) for row in session.execute(query) if row[1] is not None)
+
+
 def take_back(session: Session, check_id: int, check: str, moment: datetime) -> bool:
     """Let a check be claimed again when too few of the deaths that set it apart were any.
 

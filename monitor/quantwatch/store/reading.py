@@ -55,7 +55,7 @@ def read_results(
     """
     rows = session.execute(_header(run_ids)).all()
     candidates = _candidates(session, run_ids, metric)
-    alerts, floors = _alerts(session, run_ids), _noise_floor(session, run_ids, metric)
+    alerts, floors = read_alerts(session, run_ids), _noise_floor(session, run_ids, metric)
     return {
         row[0].id: _result(
             row,
@@ -97,7 +97,7 @@ def _result(
         baseline_run_id=run.baseline_run_id,
         baseline_mismatch=tuple(run.baseline_mismatch),
         capture=run.capture,
-        reason=run.reason_text or reason_words(run.reason_code),
+        reason=reason_words(run.reason_code) if run.reason_text is None else run.reason_text,
     )
 
 
@@ -170,7 +170,8 @@ def _measurements(
     return found
 
 
-def _alerts(session: Session, run_ids: Sequence[str]) -> dict[str, list[Alert]]:
+def read_alerts(session: Session, run_ids: Sequence[str]) -> dict[str, list[Alert]]:
+    """Return what several runs breached, by id, without anything that they measured."""
     rows = session.execute(
         select(AlertScopeRow, AlertRow, MetricRow.slug, ScopeRow.name)
         .join(AlertRow, AlertRow.id == AlertScopeRow.alert_id)

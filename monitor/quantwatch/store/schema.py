@@ -3,6 +3,7 @@
 from typing import Literal
 
 from sqlalchemy import Connection, inspect, text
+from sqlalchemy.orm import Session
 
 from quantwatch.errors import StoreError
 
@@ -43,3 +44,9 @@ def require_current(state: SchemaState, name: str) -> None:
         raise StoreError(
             f"Database {name} has the schema of a newer quantwatch; update this program."
         )
+
+
+def revision(session: Session) -> str | None:
+    """Return the newest migration that this database has."""
+    found = session.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    return None if found is None else str(found)

@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from quantwatch.errors import UserError
 from quantwatch.store import audit, clock
-from quantwatch.store.tables import SilenceRow
+from quantwatch.store.tables import AlertRow, CheckRow, EpisodeRow, SilenceRow
+
+_FIRING = ("firing", "recovering")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,30 @@ def active_silences(session: Session) -> list[StoredSilence]:
         .order_by(SilenceRow.ends_at, SilenceRow.id)
     )
     return [_record(row) for row in rows]
+
+
+def silences_between(
+    session: Session, since: datetime, until: datetime | None = None
+) -> tuple[StoredSilence, ...]:
+    """Return the silences that held at some time in between, the first one first."""
+    query = select(SilenceRow).where(SilenceRow.ends_at >= since)
+    if until is not None:
+        query = query.where(SilenceRow.starts_at <= until)
+    rows = session.scalars(query.order_by(SilenceRow.starts_at, SilenceRow.id))
+    return tuple(_record(row) for row in rows)
+
+
+def firing_labels(session: Session) -> list[dict[str, str]]:
+    """Return what silences match on, of every alert that fires; nothing else of it is read."""
+    severity = func.coalesce(EpisodeRow.severity, AlertRow.severity, "")
+    query = (
+        select(CheckRow.name.label("check"), AlertRow.candidate, AlertRow.rule)
+        .add_columns(severity.label("severity"))
+        .join(CheckRow, CheckRow.id == AlertRow.check_id)
+        .outerjoin(EpisodeRow, EpisodeRow.id == AlertRow.episode_id)
+        .where(AlertRow.state.in_(_FIRING))
+    )
+    return [dict(row) for row in session.execute(query).mappings()]
 
 
 def has_ended(session: Session, silence_id: int) -> bool:

@@ -1,6 +1,7 @@
 """The devices of a host: a run takes all that it measures on, or waits."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import delete, func, select
@@ -11,6 +12,26 @@ from quantwatch.store import lookups
 from quantwatch.store.attempts import WorkerId
 from quantwatch.store.queue import split
 from quantwatch.store.tables import CheckRow, DeviceSlotRow, RunRow
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A device that a run holds, so that no other one measures there."""
+
+    device: str
+    run_id: str
+    check: str
+
+
+def held(session: Session) -> tuple[Slot, ...]:
+    """Return the devices that runs hold."""
+    query = (
+        select(DeviceSlotRow.device, DeviceSlotRow.run_id, CheckRow.name)
+        .join(RunRow, RunRow.id == DeviceSlotRow.run_id)
+        .join(CheckRow, CheckRow.id == RunRow.check_id)
+        .order_by(DeviceSlotRow.device)
+    )
+    return tuple(Slot(*row) for row in session.execute(query))
 
 
 def free_needs(

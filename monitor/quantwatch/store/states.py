@@ -7,6 +7,7 @@ from datetime import datetime
 from quantwatch.domain import Json, RunStatus, Severity, Verdict
 from quantwatch.store.checks import Pause
 from quantwatch.store.records import RunSummary
+from quantwatch.store.timetables import Timetable
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +64,10 @@ class OpenAlerts:
 
 
 @dataclass(frozen=True, slots=True)
-class Timetable:
-    """A check's schedule: the next nominal instant, or why there is none."""
-
-    settings: Json
-    next_slot_at: datetime | None
-    last_slot_at: datetime | None
-    trouble: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class CheckState:
     """One check as it stands. `newest` is its newest ended run (cancelled ones count, skipped slots
-    don't), `decided` its newest succeeded one.
+    don't), `latest` the newest that says something (cancelled ones don't), `decided` the newest
+    succeeded one.
 
     `config` is what was applied last, else what its newest run was told; {} without either.
     """
@@ -84,6 +76,7 @@ class CheckState:
     config: Json
     in_use: bool
     newest: RunSummary | None
+    latest: RunSummary | None
     decided: RunSummary | None
     since: datetime | None
     """When the first of the runs in a row with the verdict of `decided` began."""

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, select
+from sqlalchemy import ColumnElement, Select, and_, func, select
 from sqlalchemy.orm import Session
 
 from quantwatch.domain import RunStatus, Verdict, reason_words
@@ -22,6 +22,8 @@ from quantwatch.store.tables import (
 )
 
 Query = Select[*tuple[Any, ...]]
+_MORE_THAN_MEASURED = 10_000_000
+"""More than a candidate has measurements."""
 _NONFINITE = ("n_nan", "n_posinf", "n_neginf")
 
 
@@ -62,16 +64,24 @@ def summaries_by_id(session: Session, run_ids: Collection[str]) -> dict[str, Run
 
 def measured_places(db: Database, run_id: str) -> list[tuple[str, str]]:
     """Return the (metric, scope) that any candidate of a run was measured at, in their order."""
+    row = MeasurementRow
+    # One row a place: of all candidates and layers there are tens of thousands.
+    place = RunCandidateRow.idx * _MORE_THAN_MEASURED + row.idx
+    first = (
+        select(row.metric_id, row.scope_id, func.min(place).label("place"))
+        .join(RunCandidateRow, RunCandidateRow.id == row.run_candidate_id)
+        .where(RunCandidateRow.run_id == run_id)
+        .group_by(row.metric_id, row.scope_id)
+        .subquery()
+    )
     query = (
         select(MetricRow.slug, ScopeRow.name)
-        .join(MeasurementRow, MeasurementRow.metric_id == MetricRow.id)
-        .join(ScopeRow, ScopeRow.id == MeasurementRow.scope_id)
-        .join(RunCandidateRow, RunCandidateRow.id == MeasurementRow.run_candidate_id)
-        .where(RunCandidateRow.run_id == run_id)
-        .order_by(RunCandidateRow.idx, MeasurementRow.idx)
+        .join(first, first.c.metric_id == MetricRow.id)
+        .join(ScopeRow, ScopeRow.id == first.c.scope_id)
+        .order_by(first.c.place)
     )
     with db.reader() as session:
-        return list(dict.fromkeys((row[0], row[1]) for row in session.execute(query)))
+        return [(found[0], found[1]) for found in session.execute(query)]
 
 
 def get_series(
@@ -198,7 +208,7 @@ def _summaries(session: Session, query: Query) -> list[RunSummary]:
             num_tokens=row.num_tokens,
             candidates=tuple(candidates.get(row.id, ())),
             num_alerts=row.num_alerts,
-            reason=row.reason_text or reason_words(row.reason_code),
+            reason=reason_words(row.reason_code) if row.reason_text is None else row.reason_text,
         )
         for row in rows
     ]

@@ -17,7 +17,7 @@ HEAVY = ("torch", "transformers", "sqlalchemy", "numpy", "streamlit")
 
 SURFACE = {
     "": "--config --database --debug --install-completion --show-completion --version",
-    "alerts ack": "--comment alert",
+    "alerts ack": "--comment --episode alert",
     "alerts close": "--reason alert",
     "alerts evaluate": "--force --json run",
     "alerts list": "--all --json",

@@ -122,6 +122,25 @@ def test_only_what_fires_is_acknowledged(service: Service, say: Say, typed: Any)
     )
 
 
+def test_an_episode_that_is_over_is_not_acknowledged(
+    service: Service, say: Say, typed: Any
+) -> None:
+    """Catches an acknowledgement of what nobody has looked at yet, which ends its reminders."""
+    service.run(say("breach"))
+    [seen] = json.loads(typed("list", "--json")[1])
+    number = str(seen["id"])
+    service.run(say("clear", leave_runs=1))
+    service.run(say("breach"))
+    [now] = json.loads(typed("list", "--json")[1])
+    assert now["episode"] != seen["episode"]
+    code, _, err = typed("ack", number, "--comment", "x", "--episode", seen["episode"])
+    assert code == 2
+    assert "is over and another one is open" in err
+    assert json.loads(typed("list", "--json")[1])[0]["acked_by"] is None
+    assert typed("ack", number, "--comment", "x", "--episode", now["episode"])[0] == 0
+    assert json.loads(typed("list", "--json")[1])[0]["acked_by"] is not None
+
+
 def test_the_list_shows_what_flaps_as_the_check_was_applied(
     service: Service, say: Say, typed: Any
 ) -> None:

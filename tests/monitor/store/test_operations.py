@@ -4,7 +4,18 @@ from datetime import timedelta
 
 from tests.monitor.store.test_kernel_cases import BATCH
 
-from quantwatch.store import applied, clock, leader, lookups, operations, schema
+from quantwatch.store import (
+    applied,
+    attempts,
+    backlog,
+    clock,
+    leader,
+    lookups,
+    quarantine,
+    schema,
+    slots,
+    timetables,
+)
 from quantwatch.store.session import Database
 from quantwatch.store.tables import CheckRow, RunAttemptRow, RunRow
 
@@ -18,22 +29,23 @@ _ROW = {
 def test_nothing_yet(db: Database) -> None:
     """Catches an error where a database is new."""
     with db.reader() as session:
-        assert operations.leader(session) is None
-        assert operations.slots(session) == ()
-        assert operations.quarantined(session) == ()
-        assert operations.deliveries_by_state(session) == {}
-        assert operations.telemetry(session, 9) == ()
-        assert operations.checks_applied(session) == ()
-        assert operations.timetable(session) == ()
-        assert operations.settings_applied(session) == ()
-        assert operations.schema_revision(session) == schema.REVISIONS[-1]
+        assert leader.current(session) is None
+        assert slots.held(session) == ()
+        assert quarantine.quarantined(session) == ()
+        assert backlog.lacking_by_state(session) == {}
+        assert backlog.ended_by_state(session) == {}
+        assert attempts.telemetry(session, 9) == ()
+        assert applied.applied_checks(session) == {}
+        assert timetables.planned(session) == ()
+        assert applied.applied_settings(session) == {}
+        assert schema.revision(session) == schema.REVISIONS[-1]
 
 
 def test_who_leads(db: Database) -> None:
     """Catches a lease whose end is told by another clock than the database's."""
     leader.acquire(db, "a/scheduler")
     with db.reader() as session:
-        found = operations.leader(session)
+        found = leader.current(session)
     assert found is not None
     assert (found.holder, found.epoch) == ("a/scheduler", 1)
     assert timedelta(seconds=20) < found.left <= leader.TTL
@@ -52,7 +64,7 @@ def test_telemetry_of_the_newest_runs(db: Database) -> None:
             session.add(RunAttemptRow(run_id=f"01{at}", number=1, worker="w", host="h", pid=1,
                                       started_at=begin, gpus=kept if at == 2 else None))  # fmt: skip
     with db.reader() as session:
-        found = operations.telemetry(session, 2)
+        found = attempts.telemetry(session, 2)
     assert [(each.run_id, each.check, each.gpus) for each in found] == [
         ("012", "demo", kept),
         ("011", "demo", None),
@@ -69,9 +81,9 @@ def test_what_was_applied_and_who_is_set_apart(db: Database) -> None:
             CheckRow, lookups.check_id(session, "old")
         ).quarantined_at = BATCH.started_at
     with db.reader() as session:
-        [check] = operations.checks_applied(session)
-        [(name, document, _)] = operations.settings_applied(session)
-        apart = operations.quarantined(session)
+        [check] = applied.applied_checks(session).values()
+        [(name, section)] = applied.applied_settings(session).items()
+        apart = quarantine.quarantined(session)
     assert (check.check, check.config, check.folder) == ("new", {"b": 2}, "/etc/q")
-    assert (name, document) == ("retention", {"logs": "9d"})
+    assert (name, section.document) == ("retention", {"logs": "9d"})
     assert apart == (("old", BATCH.started_at),)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from sqlalchemy import text
 from quantwatch.domain import MODEL, Block, RunResult, Scope, Suite
 from quantwatch.errors import StoreError
 from quantwatch.store import blocks
-from quantwatch.store.blocks import get_block, list_blocks
+from quantwatch.store.blocks import get_block, get_column, list_blocks
 from quantwatch.store.runs import finish_run
 from quantwatch.store.session import Database, open_database
 
@@ -34,6 +35,28 @@ def test_blocks_come_back(db: Database, save: Save, token_blocks: tuple[Block, .
             np.testing.assert_array_equal(back.missing, block.missing)
             seen = ~block.missing
             np.testing.assert_allclose(back.values[seen], block.values[seen], rtol=0.005)
+
+
+def at_column(column: int, _width: int) -> int:
+    return column
+
+
+def test_a_column_comes_back(db: Database, save: Save, token_blocks: tuple[Block, ...]) -> None:
+    """Catches a column of another matrix, and an exception beyond the last one."""
+    run_id = save(blocks=token_blocks).run_id
+    whole = get_block(db, run_id, "int8", "per_token", "lens_kl", 0)
+    assert whole is not None
+    width = whole.values.shape[1]
+    for column in range(width):
+        part = get_column(db, run_id, "int8", "lens_kl", 0, partial(at_column, column))
+        assert part is not None
+        np.testing.assert_array_equal(part.values, whole.values[:, [column]])
+        assert part.scopes == whole.scopes
+    last = get_column(db, run_id, "int8", "lens_kl", 0, lambda columns: columns - 1)
+    assert last is not None
+    np.testing.assert_array_equal(last.values, whole.values[:, [-1]])
+    assert get_column(db, run_id, "int8", "lens_kl", 0, lambda columns: columns) is None
+    assert get_column(db, run_id, "int8", "rel_error", 0, lambda _: 0) is None
 
 
 def test_absent_blocks_are_none(db: Database, save: Save, token_blocks: tuple[Block, ...]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from quantwatch.store.codec import codec_for, decode, encode
+from quantwatch.store.codec import codec_for, decode, decode_column, encode
 
 SPECIAL = [0.0, -0.0, math.nan, math.inf, -math.inf]
 shapes = hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=5)
@@ -73,6 +73,38 @@ def test_f64_is_exact(pair: tuple[NDArray[Any], NDArray[Any]]) -> None:
     back, mask = decode(encode(values, missing, "f64"), values.shape, "f64")
     assert (np.zeros_like(missing) if mask is None else mask).tolist() == missing.tolist()
     np.testing.assert_array_equal(back, np.where(missing, np.nan, values))
+
+
+@pytest.mark.parametrize("codec", ["log2f16", "f64"])
+@given(st.data())
+def test_a_column_is_the_matrix_at_it(codec: str, data: st.DataObject) -> None:
+    """Catches another column or row, and a mask that is lost, when only one column is decoded."""
+    shape = data.draw(hnp.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=6))
+    values = data.draw(hnp.arrays(np.float64, shape, elements=st.floats(1e-6, 8.0)))
+    missing = data.draw(hnp.arrays(np.bool_, shape))
+    payload = encode(values, missing, codec)
+    whole, mask = decode(payload, shape, codec)
+    for column in range(shape[1]):
+        part, gone = decode_column(payload, shape, codec, column)
+        np.testing.assert_array_equal(part, whole[:, [column]])
+        expected = np.zeros(shape, bool) if mask is None else mask
+        np.testing.assert_array_equal(
+            np.zeros((shape[0], 1), bool) if gone is None else gone, expected[:, [column]]
+        )
+
+
+@pytest.mark.parametrize(
+    ("codec", "shape", "column", "why"),
+    [("f64", (2, 3), 3, "no column 3"), ("f64", (2, 3), -1, "no column -1"),
+     ("f64", (6,), 0, "no column"), ("topk", (5, 2, 3), 0, "no column"), ("f64", (2, 4), 0, "can't be"),
+     ("zip", (2, 3), 0, "none of")],
+)  # fmt: skip
+def test_columns_that_are_not_there_are_refused(
+    codec: str, shape: tuple[int, ...], column: int, why: str
+) -> None:
+    """Catches values of another place shown for one that does not exist."""
+    with pytest.raises(ValueError, match=why):
+        decode_column(encode(np.zeros((2, 3)), None, "f64"), shape, codec, column)
 
 
 @given(st.data())

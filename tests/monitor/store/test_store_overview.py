@@ -15,14 +15,16 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
 from sqlalchemy import create_engine, event, text
 
 from quantwatch.domain import RunResult, RunStatus, Verdict
-from quantwatch.store import runs
+from quantwatch.store import marks, runs
 from quantwatch.store.marks import run_marks
 from quantwatch.store.overview import check_states, unended_runs
 from quantwatch.store.queue import NewRun, skip
-from quantwatch.store.reading import read_results
+from quantwatch.store.reading import read_alerts, read_results
 from quantwatch.store.records import RunSummary
 from quantwatch.store.session import Database, open_database
 from quantwatch.store.states import CheckState
@@ -120,6 +122,32 @@ def test_states_agree_with_history(db: Database, states: dict[str, CheckState]) 
             assert line.value == points[state.baseline_run_id, candidate].value
 
 
+def test_all_checks_are_read_without_their_history(
+    db: Database, states: dict[str, CheckState]
+) -> None:
+    """Catches tens of thousands of values read every few seconds for rows that nobody sees."""
+    brief = {state.check: state for state in check_states(db, history=False)}
+    assert list(brief) == list(states)
+    for name, state in states.items():
+        decided = [
+            run for run in state.recent if state.decided and run.run_id == state.decided.run_id
+        ]
+        assert brief[name] == replace(state, recent=tuple(decided))
+        assert len(decided) == 1
+    some = list(states)[3:5]
+    assert check_states(db, some) == tuple(states[name] for name in some)
+    assert check_states(db, []) == ()
+
+
+def test_a_cancelled_run_is_not_the_latest(db: Database, states: dict[str, CheckState]) -> None:
+    """Catches a check that counts as not measured since somebody cancelled a run of it."""
+    for state in states.values():
+        assert state.latest is not None
+        ended = [run for run in list_runs(db, state.check, limit=500) if run.status.is_ended]
+        says = [run for run in ended if run.status is not RunStatus.CANCELLED]
+        assert state.latest == says[0]
+
+
 def streak(newest_first: list[RunSummary]) -> datetime:
     verdict = newest_first[0].verdict
     count = next((i for i, run in enumerate(newest_first) if run.verdict != verdict), None)
@@ -197,6 +225,7 @@ def test_a_run_is_read_briefly(db: Database, states: dict[str, CheckState]) -> N
 
 READS: dict[str, Callable[[Database, str, str], object]] = {
     "overview": lambda db, _check, _run: check_states(db),
+    "brief": lambda db, _check, _run: check_states(db, history=False),
     "check": lambda db, check, _run: check_states(db, check),
     "running": lambda db, _check, _run: unended_runs(db),
     "one run": lambda db, _check, run: points_of(db, run, "lens_kl", "layers.1", "p99"),
@@ -259,19 +288,13 @@ def test_the_migration_writes_what_runs_write(db: Database) -> None:
         before = [session.execute(text(words)).all() for words in kept]
         session.execute(text("DELETE FROM recent_point"))
         session.execute(text("UPDATE latest_run SET verdict_since = NULL"))
-        for words in (made._POINTS, made._SINCE):
-            # `exec_driver_sql`: the colon in JSON is no parameter.
-            session.connection().exec_driver_sql(
-                words.replace("%", "%%") if _is_postgres(db) else words
-            )
+        with Operations.context(MigrationContext.configure(session.connection())):
+            made.op.execute(made._POINTS.format(which=made._ALL))
+            made._note(made._since(made._ALL))
         after = [session.execute(text(words)).all() for words in kept]
         session.rollback()
     assert before[0]
     assert after == before
-
-
-def _is_postgres(db: Database) -> bool:
-    return db.engine.dialect.name == "postgresql"
 
 
 def test_the_migration_reads_each_run_a_few_times() -> None:
@@ -291,10 +314,9 @@ def test_the_migration_reads_each_run_a_few_times() -> None:
             rows = [(f"{i:09}", 1, "succeeded", verdict, i) for i, verdict in enumerate(verdicts)]
             connection.exec_driver_sql("INSERT INTO run VALUES (?, ?, ?, ?, ?)", rows)
             begin = time.perf_counter()
-            connection.exec_driver_sql(made._SINCE)
+            found = connection.exec_driver_sql(made._SINCE.format(which=made._ALL)).all()
             seconds.append(time.perf_counter() - begin)
-            since = connection.exec_driver_sql("SELECT verdict_since FROM latest_run").scalar()
-            assert since == str(count // 2 + 1)
+            assert found == [(1, f"{count:09}", count // 2 + 1)]
     assert seconds[1] < 1, f"{seconds}: linear takes milliseconds, quadratic a minute"
 
 
@@ -321,3 +343,51 @@ def test_one_run_of_a_series(db: Database, states: dict[str, CheckState]) -> Non
         point for point in whole if point.run_id == state.baseline_run_id
     ]
     assert points_of(db, "no such run", "logit_kl") == []
+
+
+def test_places_are_those_of_the_measurements(db: Database, states: dict[str, CheckState]) -> None:
+    """Catches a place that is lost or there twice, and another order than the candidates'."""
+    state = next(iter(states.values()))
+    assert state.decided is not None
+    run = runs.get_result(db, state.decided.run_id)
+    expected = dict.fromkeys(
+        (row.metric, row.scope) for candidate in run.candidates for row in candidate.measurements
+    )
+    asked = statements(db, lambda: measured_places(db, run.run_id))
+
+    assert measured_places(db, run.run_id) == list(expected)
+    assert len(asked) == 1
+    assert "GROUP BY" in asked[0][0]
+
+
+def test_alerts_are_read_alone(db: Database, states: dict[str, CheckState]) -> None:
+    """Catches a list of alerts for which all that ten runs measured is read."""
+    ids = [state.decided.run_id for state in states.values() if state.decided is not None]
+    with db.reader() as session:
+        found = read_alerts(session, ids)
+        whole = read_results(session, ids)
+    expected = {run_id: list(run.alerts) for run_id, run in whole.items() if run.alerts}
+    assert found == expected
+    assert found
+
+    def read() -> None:
+        with db.reader() as session:
+            read_alerts(session, ids)
+
+    assert len(statements(db, read)) == 1
+
+
+def test_marks_of_more_variants_than_a_query_takes(
+    db: Database, states: dict[str, CheckState], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches "too many SQL variables" on a check whose weights are new in each run."""
+    name = next(iter(states))
+    before = run_marks(db, name)
+    known = marks._known
+    many = list(range(10_000_000, 10_070_000))
+    monkeypatch.setattr(marks, "_known", lambda ids: [*known(ids), *many])
+
+    assert run_marks(db, name) == before
+    with db.reader() as session:
+        text_ids = [f"{number}" for number in many]
+        assert marks._candidates(session, text_ids) == {}
