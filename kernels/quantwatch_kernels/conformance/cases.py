@@ -2,6 +2,7 @@
 
 from quantwatch_kernels.conformance.case import OpCase
 from quantwatch_kernels.conformance.compare import compare_cases
+from quantwatch_kernels.conformance.fused import fused_cases
 from quantwatch_kernels.conformance.integer import integer_cases
 from quantwatch_kernels.conformance.linear import linear_cases
 from quantwatch_kernels.conformance.rows import row_cases
@@ -34,4 +35,5 @@ def all_cases() -> tuple[OpCase, ...]:
         w8a8_case(),
         *integer_cases(),
         *row_cases(),
+        *fused_cases(),
     )

@@ -20,7 +20,7 @@ from typing import Any
 
 from quantwatch.errors import UserError
 from quantwatch.kernel_lab.plan_files import naming, read_samples, read_toml, size_in_bytes
-from quantwatch.kernel_lab.tables.model import Column, Table
+from quantwatch.kernel_lab.tables.model import Cell, Column, Table
 from quantwatch_kernels.serve.planning.alpha_beta import (
     GB,
     GIB,
@@ -48,7 +48,7 @@ def offload_table(plan: Path, *, overlap: bool) -> Table:
         Column("group", "group"), Column("size", "bytes of one", ","),
         *(Column(tier, f"on {tier}") for tier in topology.capacity),
     )  # fmt: skip
-    rows = tuple(
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
         (group.name, group.num_bytes, *counts)
         for group, counts in zip(groups, found.counts, strict=True)
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from quantwatch.errors import UserError
 from quantwatch.kernel_lab.plan_files import naming, read_samples, read_text
-from quantwatch.kernel_lab.tables.model import Column, Table
+from quantwatch.kernel_lab.tables.model import Cell, Column, Table
 from quantwatch_kernels.serve.planning.alpha_beta import GB, GIB, AlphaBeta, fit_alpha_beta
 from quantwatch_kernels.serve.planning.bandwidth import (
     Rule,
@@ -92,7 +92,7 @@ def parallel_table(
     device = Device(
         ceilings.flops_per_s, ceilings.bytes_per_s, links["all_reduce"], links["all_to_all"]
     )
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     with naming(f"{devices} devices"):
         for count in tokens:
             tensor = tensor_parallel(layer, device, count, devices)

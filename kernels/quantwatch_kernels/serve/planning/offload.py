@@ -12,6 +12,7 @@ contention beyond a link's own queue.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from quantwatch_kernels.serve.planning.topology import Topology
@@ -21,7 +22,8 @@ __all__ = ["Group", "Placement", "place"]
 _MOST_STATES = 200_000
 
 
-class Group(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Group:
     """`count` equal items of `num_bytes` each, moved `moves` times per step when not at hand."""
 
     name: str

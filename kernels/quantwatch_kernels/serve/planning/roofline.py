@@ -103,6 +103,11 @@ def merged(kernels: Iterable[KernelTime]) -> list[KernelTime]:
     sums: dict[str, KernelTime] = {}
     for kernel in kernels:
         before = sums.get(kernel.name, KernelTime(kernel.name, 0.0, 0.0, 0.0, 0))
-        added = (a + b for a, b in zip(before[1:], kernel[1:], strict=True))
-        sums[kernel.name] = KernelTime(kernel.name, *added)
+        sums[kernel.name] = KernelTime(
+            kernel.name,
+            before.seconds + kernel.seconds,
+            before.num_bytes + kernel.num_bytes,
+            before.flops + kernel.flops,
+            before.launches + kernel.launches,
+        )
     return sorted(sums.values(), key=lambda kernel: (-kernel.seconds, kernel.name))

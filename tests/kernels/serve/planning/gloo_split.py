@@ -85,7 +85,7 @@ def exchange(
 def sequence_parallel(w: dict[str, Tensor], rank: int) -> tuple[Tensor, float]:
     """Tokens are split; all-to-all makes heads of them and back. Returns this rank's tokens."""
     shards = token_shards(TOKENS, RANKS)
-    x = w["x"].split(shards)[rank]
+    x = torch.split(w["x"], shards)[rank]
     made, sent = [], 0.0
     for name in "qkv":
         by_heads = list(heads_of(x @ w[name].T).chunk(RANKS, 0))
@@ -96,7 +96,7 @@ def sequence_parallel(w: dict[str, Tensor], rank: int) -> tuple[Tensor, float]:
         sent += left
     out = attend(*made)
     back, left = exchange(
-        list(out.split(shards)), rank, [torch.Size((len(x), out.shape[1]))] * RANKS
+        list(torch.split(out, shards)), rank, [torch.Size((len(x), out.shape[1]))] * RANKS
     )
     a = x + torch.cat(back, 1) @ w["o"].T
     return a + gated(a, w["gate"], w["up"]) @ w["down"].T + w["bias"], sent + left
@@ -109,7 +109,7 @@ def main(rank: int, store: str) -> None:
     right = whole(w)
     tensor, reduced = tensor_parallel(w, rank)
     sequence, moved = sequence_parallel(w, rank)
-    mine = right.split(token_shards(TOKENS, RANKS))[rank]
+    mine = torch.split(right, token_shards(TOKENS, RANKS))[rank]
     print(
         json.dumps(
             {
