@@ -36,7 +36,7 @@ class StoredPlane:
     scales: Tensor
     """float16 [rows, groups]; float32 where float16 can't hold one."""
     zeros: Tensor | None
-    """uint8 [rows, bytes], packed like codes."""
+    """uint8 [bytes], packed like codes, row after row without a gap."""
     factors: tuple[Tensor, Tensor] | None
     """float16 A [B, H, m, f, r] and Bm [B, H, m, r, D] of m chunks of f tokens."""
     shape: tuple[int, int, int, int]
@@ -69,7 +69,7 @@ def store(x_BHnD: Tensor, plane: PlaneScheme) -> StoredPlane:
     spec = plane.spec
     found = mse_qparams(rows, spec) if plane.clip == "mse" else choose_qparams(rows, spec)
     codes = quantize(rows, found, spec)
-    zeros = None if found.zeros is None else pack(found.zeros, spec.format)
+    zeros = None if found.zeros is None else pack(found.zeros.flatten(), spec.format)
     factors = None
     if plane.rank and tokens:
         values = _unrows(dequantize(codes, found, spec), x.shape, plane)
@@ -81,8 +81,10 @@ def store(x_BHnD: Tensor, plane: PlaneScheme) -> StoredPlane:
 def restore(stored: StoredPlane, plane: PlaneScheme, *, rotated: bool = False) -> Tensor:
     """Return what was stored, float32 [B, H, n, D]; `rotated`: before R is undone."""
     spec, columns = plane.spec, _columns(stored, plane)
-    groups = stored.scales.shape[1]
-    zeros = None if stored.zeros is None else unpack(stored.zeros, spec.format, groups)
+    zeros = None
+    if stored.zeros is not None:
+        count = stored.scales.numel()
+        zeros = unpack(stored.zeros, spec.format, count).reshape(stored.scales.shape)
     codes = unpack(stored.codes, spec.format, columns)
     rows = dequantize(codes, QParams(stored.scales, zeros), spec)
     values = _unrows(rows, torch.Size(stored.shape), plane)

@@ -2,9 +2,9 @@
 
 A cache answers a chunk of queries after it has taken the chunk's keys in. So a query at position t
 of a sequence whose first `prefill` tokens come at once, and then one by one, finds
-n = max(t + 1, prefill) tokens, of which `KVScheme.stored_end(n)` decides what is codes by then. That
-depends on positions alone: one pass over a whole text can mix, for each pair of query and key, full
-precision and codes exactly as a prefill and `generate` would.
+n = max(t + 1, prefill) tokens, of which `KVScheme.stored_end(n)` decides what is codes by then.
+That depends on positions alone: one pass over a whole text can mix, for each pair of query and key,
+full precision and codes exactly as a prefill and `generate` would.
 """
 
 import torch

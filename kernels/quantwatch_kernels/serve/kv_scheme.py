@@ -6,8 +6,8 @@ stored as codes, `flush` tokens at a time, and never touched again (to quantize 
 flush piles up errors, transformers#34189).
 
 - per token: one scale per token, head and group of features. Flushed token by token.
-- per channel (KIVI, 2402.02750): one scale per feature and `group` tokens, so that a feature that is
-  large in every token has a scale of its own. Only whole groups are flushed.
+- per channel (KIVI, 2402.02750): one scale per feature and `group` tokens, so that a feature that
+  is large in every token has a scale of its own. Only whole groups are flushed.
 - `hadamard`: the features of each head are rotated first, the query with them.
 - `rank`: the rounding error of each flushed chunk and head is kept as a product of that rank (GEAR,
   2403.05527), in float16.
@@ -72,12 +72,12 @@ class PlaneScheme:
 
     def num_bits(self, tokens: int, features: int) -> int:
         """Return the bits of `tokens` flushed tokens of one head, products included."""
-        if self.per == "token":
-            size = tokens * self.spec.num_bytes(1, features)
-        else:
-            size = self.spec.num_bytes(features, tokens)
+        rows, columns = (tokens, features) if self.per == "token" else (features, tokens)
+        groups = -(-columns // self.spec.granularity.group_size(columns)) if columns else 0
+        codes = 8 * self.spec.format.num_bytes(rows, columns)
+        zeros = 0 if self.symmetric else self.bits
         rank = min(self.rank, self.flush, features)
-        return 8 * size + 16 * rank * (tokens + -(-tokens // self.flush) * features)
+        return codes + rows * groups * (16 + zeros) + 16 * rank * (tokens + -(-tokens // self.flush) * features)
 
 
 @dataclass(frozen=True, slots=True)

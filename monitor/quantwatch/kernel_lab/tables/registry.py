@@ -25,6 +25,7 @@ TABLES: dict[str, Entry] = {
     "allocation": Entry(f"{_HERE}.allocation", "formats by sensitivity, uniform and random"),
     "calibration": Entry(f"{_HERE}.calibration", "which samples set static ranges, over seeds"),
     "group-size": Entry(f"{_HERE}.group_size", "int4 group sizes: bits, error, KL, speed"),
+    "kv": Entry(f"{_HERE}.kv", "quantized KV caches: KL, bits, capacity"),
     "ladder": Entry(f"{_HERE}.ladder", "the shipped recipes, 8.5 to 4 bits, beside llama.cpp"),
     "memory": Entry(
         f"{_HERE}.memory", "the int4 pipeline: bytes, accuracy kept, speed", takes_tasks=True
