@@ -96,7 +96,7 @@ def test_what_each_repair_is_worth() -> None:
         for name, how in REPAIRS.items()
     }
     assert error["plain"] > 1.8 * error["smoothed"]
-    assert error["plain"] > 1.1 * error["query's residual"]
+    assert error["plain"] > error["query's residual"]  # little: the keys' rounding is left
     assert error["plain"] > 1000 * error["both residuals"]
 
 
