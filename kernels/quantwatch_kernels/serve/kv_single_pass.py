@@ -22,13 +22,13 @@ from quantwatch_kernels.serve.kv_quant import restore, store
 from quantwatch_kernels.serve.kv_reads import reads_codes
 from quantwatch_kernels.serve.kv_scheme import KVScheme, PlaneScheme
 
-__all__ = ["quantized_kv", "through_codes"]
+__all__ = ["quantized_kv", "serve_through_", "through_codes"]
 
 NAME = "quantwatch_kv"
 
 
-_asked: dict[int, tuple[KVScheme, int]] = {}
-"""Scheme and prefill by id of a config object, while a model is inside `quantized_kv`."""
+_STATE = "_quantwatch_kv"
+"""Attribute of an attention module: (scheme, prefill). It goes along when a model is copied."""
 
 
 def through_codes(x_BHTD: Tensor, plane: PlaneScheme, scheme: KVScheme) -> Tensor:
@@ -52,7 +52,7 @@ def _attention(
         raise ValueError(f"{type(module).__name__} has attention sinks of its own, not supported.")
     if query.shape[-2] != key.shape[-2]:
         raise ValueError("a pass through a quantized cache takes whole texts, without a cache.")
-    scheme, prefill = _asked[id(module.config)]
+    scheme, prefill = getattr(module, _STATE)
     exact = coded = (key, value)
     if module.layer_idx not in scheme.high_layers:
         planes = (scheme.keys, scheme.values)
@@ -68,33 +68,35 @@ AttentionInterface.register(NAME, _attention)
 AttentionMaskInterface.register(NAME, eager_mask)
 
 
-@contextmanager
-def quantized_kv(model: Any, scheme: KVScheme, prefill: int = 0) -> Iterator[None]:
-    """Inside, `model` attends through a cache of this scheme.
+def serve_through_(model: Any, scheme: KVScheme, prefill: int = 0) -> None:
+    """Make `model` attend through a cache of this scheme from now on.
 
     The first `prefill` tokens of a text come at once, the others one by one. Raises ValueError for
     a model whose attention can't be replaced, and for high layers that it doesn't have.
     """
-    text = model.config.get_text_config(decoder=True)
-    if any(layer >= text.num_hidden_layers for layer in scheme.high_layers):
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    if any(layer >= count for layer in scheme.high_layers):
         raise ValueError(
-            f"layers {list(scheme.high_layers)} are to stay high; "
-            f"the model has {text.num_hidden_layers}."
+            f"layers {list(scheme.high_layers)} are to stay high; the model has {count}."
         )
+    attentions = [m for m in model.modules() if hasattr(m, "layer_idx") and hasattr(m, "config")]
     before = model.config._attn_implementation
     model.set_attn_implementation(NAME)
-    configs = {
-        id(m.config): m.config
-        for m in model.modules()
-        if hasattr(m, "layer_idx") and hasattr(m, "config")
-    }
-    if not configs or text._attn_implementation != NAME:
+    if not attentions or any(m.config._attn_implementation != NAME for m in attentions):
         model.set_attn_implementation(before)
         raise ValueError(f"{type(model).__name__}: its attention can't be replaced.")
-    _asked.update(dict.fromkeys(configs, (scheme, prefill)))
+    for module in attentions:
+        setattr(module, _STATE, (scheme, prefill))
+
+
+@contextmanager
+def quantized_kv(model: Any, scheme: KVScheme, prefill: int = 0) -> Iterator[None]:
+    """Inside, `model` attends through a cache of this scheme; see `serve_through_`."""
+    before = model.config._attn_implementation
+    serve_through_(model, scheme, prefill)
     try:
         yield
     finally:
-        for key in configs:
-            del _asked[key]
+        for module in model.modules():
+            module.__dict__.pop(_STATE, None)
         model.set_attn_implementation(before)

@@ -1,5 +1,6 @@
 """Attention that reads codes for some keys: each query against a float64 loop, alone."""
 
+import copy
 import math
 from typing import Any
 
@@ -20,7 +21,7 @@ from quantwatch_kernels.serve.kv_attention import Score, mixed_attention
 from quantwatch_kernels.serve.kv_cache import QuantizedCache
 from quantwatch_kernels.serve.kv_reads import reads_codes
 from quantwatch_kernels.serve.kv_scheme import SCHEMES, KVScheme, PlaneScheme, scheme_named
-from quantwatch_kernels.serve.kv_single_pass import quantized_kv
+from quantwatch_kernels.serve.kv_single_pass import quantized_kv, serve_through_
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -204,6 +205,19 @@ def test_codes_never_change() -> None:
                 assert torch.equal(before, after)
             seen = chunks
     assert sum(chunk.shape[1] * 8 // 3 for chunk in seen) == SMALL.stored_end(60) - 2
+
+
+def test_a_copy_keeps_its_cache() -> None:
+    """Catches a scheme that is lost, or shared, when a candidate is copied."""
+    model = build("llama")
+    ids = torch.randint(3, 96, (1, 40), generator=torch.Generator().manual_seed(6))
+    plain = copy.deepcopy(model)
+    serve_through_(model, SMALL)
+    again = copy.deepcopy(model)
+    with torch.no_grad():
+        found = [each(ids, use_cache=False).logits for each in (model, again, plain)]
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
 
 
 def test_refused() -> None:
