@@ -169,29 +169,31 @@ _BANDWIDTH = (
 
 def roofline_table(profile: Path, ceilings: Ceilings, threshold: float) -> Table:
     """Return what bounds each kernel of an Nsight Compute CSV or a torch profiler trace (.json)."""
-    text, unknown = read_text(profile), dict[str, float]()
+    text, unknown, trace = read_text(profile), dict[str, float](), profile.suffix == ".json"
     with naming(profile):
-        if profile.suffix == ".json":
+        if trace:
             kernels, unknown = parse_torch_trace(text)
         else:
             kernels = parse_ncu_csv(text)
-        verdicts = [classify(kernel, ceilings, threshold) for kernel in merged(kernels)]
+        verdicts = [classify(k, ceilings, threshold, cached=trace) for k in merged(kernels)]
     rows = tuple(
-        (v.kernel.name, v.kernel.launches, v.kernel.seconds * _US, v.bound, v.memory_share,
-         v.compute_share, v.intensity, v.roof_share)
+        (v.kernel.name, v.kernel.shape, v.kernel.launches, v.kernel.seconds * _US, v.bound,
+         v.memory_share, v.compute_share, v.intensity, v.roof_share)
         for v in verdicts
     )  # fmt: skip
     rest = sorted(unknown.items(), key=lambda item: -item[1])
     of = ", ".join(f"{name} {seconds * _US:.1f} µs" for name, seconds in rest[:8])
     notes = [f"Ridge: {ceilings.ridge:.2f} FLOPs per byte; latency-bound below {threshold:.0%}."]
+    if trace:
+        notes.append("Bytes are the least a trace's shapes allow; above 100% a cache served them.")
     if rest:
         notes.append(f"Not classified, cost unknown: {len(rest)} operators: {of}.")
     return Table(f"What bounds {profile.name}", _ROOFLINE, rows, tuple(notes))
 
 
 _ROOFLINE = (
-    Column("kernel", "kernel"), Column("launches", "launches"), Column("time_us", "µs", ".2f"),
-    Column("bound", "bound by"), Column("memory_share", "of bandwidth", ".1%"),
+    Column("kernel", "kernel"), Column("shape", "shape"), Column("launches", "launches"),
+    Column("time_us", "µs", ".2f"), Column("bound", "bound by"), Column("memory_share", "of bandwidth", ".1%"),
     Column("compute_share", "of FLOP rate", ".1%"), Column("intensity", "FLOPs/byte", ".3f"),
     Column("roof_share", "of its roof", ".1%"),
 )  # fmt: skip

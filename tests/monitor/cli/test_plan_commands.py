@@ -132,6 +132,8 @@ def test_roofline(run: Run, name: str, bounds: list[str]) -> None:
     found, notes = rows(run, "roofline", str(DATA / name), *CEILINGS)
     assert [row["bound"] for row in found] == bounds
     assert "Ridge: 25.00" in notes
+    assert all(row["shape"] for row in found)
+    assert ("a cache served them" in notes) == name.endswith(".json")
     assert ("aten::sort 7.0 µs" in notes) == name.endswith(".json")
 
 

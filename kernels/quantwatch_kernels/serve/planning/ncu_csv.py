@@ -44,6 +44,8 @@ _TENSOR = re.compile(r"sm__ops_path_tensor_src_(?!.*sparsity)\w+\.sum")
 _PLAIN = re.compile(r"\d{1,3}(,\d{3})*(\.\d+)?|\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)
 Metrics = dict[str, tuple[str, str]]
 """Metric → (value, unit) as written."""
+Launch = tuple[str, str, Metrics]
+"""Kernel, grid, metrics."""
 
 
 def parse_ncu_csv(text: str) -> list[KernelTime]:
@@ -60,13 +62,14 @@ def parse_ncu_csv(text: str) -> list[KernelTime]:
     launches = list(_details(rows) if "Metric Name" in header else _raw(rows))
     if not launches:
         raise ValueError("the CSV has a header but no launch.")
-    return [_launch(name, metrics) for name, metrics in launches]
+    return [_launch(*launch) for launch in launches]
 
 
-def _details(rows: Iterable[Mapping[str, str]]) -> Iterator[tuple[str, Metrics]]:
-    found: dict[tuple[str, ...], tuple[str, Metrics]] = {}
+def _details(rows: Iterable[Mapping[str, str]]) -> Iterator[Launch]:
+    found: dict[tuple[str, ...], Launch] = {}
     for row in rows:
-        _, metrics = found.setdefault((row.get("Process ID", ""), row["ID"]), (row[_NAME], {}))
+        key = (row.get("Process ID", ""), row["ID"])
+        _, _, metrics = found.setdefault(key, (row[_NAME], row.get("Grid Size", ""), {}))
         name, value = row["Metric Name"], row["Metric Value"]
         # Rules have no metric. "Memory Throughput" exists twice: in % and in bytes per second.
         if name and value and "%" not in row["Metric Unit"]:
@@ -74,14 +77,14 @@ def _details(rows: Iterable[Mapping[str, str]]) -> Iterator[tuple[str, Metrics]]
     yield from found.values()
 
 
-def _raw(rows: list[dict[str, str]]) -> Iterator[tuple[str, Metrics]]:
+def _raw(rows: list[dict[str, str]]) -> Iterator[Launch]:
     units = rows[0] if rows and not rows[0]["ID"] else {}
     for row in rows[1:] if units else rows:
         metrics = {key: (value, units.get(key, "")) for key, value in row.items() if value}
-        yield row[_NAME], metrics
+        yield row[_NAME], row.get("Grid Size", ""), metrics
 
 
-def _launch(name: str, metrics: Metrics) -> KernelTime:
+def _launch(name: str, grid: str, metrics: Metrics) -> KernelTime:
     def values(keys: Iterable[str]) -> list[float]:
         return [_number(name, key, *metrics[key]) for key in keys if key in metrics]
 
@@ -101,7 +104,7 @@ def _launch(name: str, metrics: Metrics) -> KernelTime:
         flops += [each * n for n in values(unit + key for unit in _UNIT_OF_WORK)[:1]]
     if not flops:
         raise ValueError(f"{name}: no instruction counts; collect smsp{_SASS}ffma_pred_on.sum.")
-    return KernelTime(name, seconds[0], moved[0], sum(flops))
+    return KernelTime(name, seconds[0], moved[0], sum(flops), shape=grid)
 
 
 def _number(name: str, metric: str, value: str, unit: str) -> float:

@@ -8,7 +8,8 @@ without the third would call every small launch memory-bound.
 
 attainable = min(peak, F ÷ B · bandwidth) is the roof; `roof_share` is what was reached of it. Time
 is measured, bytes are counted (Nsight) or the least possible (profiler traces), never guessed from
-time. Shares beyond 110 % mean ceilings that were not measured on this machine and are refused.
+time. Shares beyond 110 % mean ceilings that were not measured on this machine and are refused; but
+for bytes that a cache may have served (`cached`), whose share may be any number.
 """
 
 from collections.abc import Iterable
@@ -44,13 +45,15 @@ class Ceilings:
 
 
 class KernelTime(NamedTuple):
-    """One kernel's launches, summed."""
+    """The launches of one kernel on one shape, summed."""
 
     name: str
     seconds: float
     num_bytes: float
     flops: float
     launches: int = 1
+    shape: str = ""
+    """What tells launches of one name apart: a grid, or the inputs' shapes."""
 
 
 class Verdict(NamedTuple):
@@ -65,12 +68,14 @@ class Verdict(NamedTuple):
     roof_share: float
 
 
-def classify(kernel: KernelTime, ceilings: Ceilings, threshold: float = THRESHOLD) -> Verdict:
-    """Return what bounds a kernel.
+def classify(
+    kernel: KernelTime, ceilings: Ceilings, threshold: float = THRESHOLD, *, cached: bool = False
+) -> Verdict:
+    """Return what bounds a kernel. `cached`: its bytes may have come from a cache, not from memory.
 
     Raises ValueError naming the kernel for no time, negative work, or more than the ceilings allow.
     """
-    name, seconds, num_bytes, flops, _ = kernel
+    name, seconds, num_bytes, flops = kernel[:4]
     if not 0 < threshold < 1:
         raise ValueError(f"the threshold must be in 0 … 1; it is {threshold!r}.")
     if not (isfinite(seconds) and seconds > 0):
@@ -79,7 +84,7 @@ def classify(kernel: KernelTime, ceilings: Ceilings, threshold: float = THRESHOL
         raise ValueError(f"{name}: bytes and FLOPs must be 0 or more: {num_bytes!r}, {flops!r}.")
     memory = num_bytes / seconds / ceilings.bytes_per_s
     compute = flops / seconds / ceilings.flops_per_s
-    if max(memory, compute) > _IMPOSSIBLE:
+    if max(0.0 if cached else memory, compute) > _IMPOSSIBLE:
         raise ValueError(
             f"{name}: {memory:.0%} of the bandwidth and {compute:.0%} of the FLOP rate; "
             "the ceilings are too low: measure them on the machine that ran it."
@@ -99,15 +104,20 @@ def classify(kernel: KernelTime, ceilings: Ceilings, threshold: float = THRESHOL
 
 
 def merged(kernels: Iterable[KernelTime]) -> list[KernelTime]:
-    """Sum the launches of each name, the longest first."""
-    sums: dict[str, KernelTime] = {}
+    """Sum the launches of each name and shape, the longest first.
+
+    By name alone a product of one row and one of a thousand would share a verdict.
+    """
+    sums: dict[tuple[str, str], KernelTime] = {}
     for kernel in kernels:
-        before = sums.get(kernel.name, KernelTime(kernel.name, 0.0, 0.0, 0.0, 0))
-        sums[kernel.name] = KernelTime(
+        key = (kernel.name, kernel.shape)
+        before = sums.get(key, KernelTime(kernel.name, 0.0, 0.0, 0.0, 0, kernel.shape))
+        sums[key] = KernelTime(
             kernel.name,
             before.seconds + kernel.seconds,
             before.num_bytes + kernel.num_bytes,
             before.flops + kernel.flops,
             before.launches + kernel.launches,
+            kernel.shape,
         )
-    return sorted(sums.values(), key=lambda kernel: (-kernel.seconds, kernel.name))
+    return sorted(sums.values(), key=lambda k: (-k.seconds, k.name, k.shape))

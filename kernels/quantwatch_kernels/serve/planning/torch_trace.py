@@ -2,10 +2,10 @@
 
 The trace holds times and input shapes. FLOPs follow from shapes for products (2·M·N·K) and are
 counted one per element for the element-wise operators below. Bytes are the least that can move:
-each input read once and the output written once; `num_bytes` is a floor, so a memory share is one,
-too. A CPU operator's time is all of its call; with GPU kernels in the trace it is that of the
-kernels that carry its External id. Operators of unknown cost (and composites such as aten::linear,
-whose parts are listed) aren't classified: their names and time come back beside.
+each input read once and the output written once, from memory or from a cache. A CPU operator's time
+is all of its call; with GPU kernels in the trace it is that of the kernels that carry its External
+id. Operators of unknown cost (and composites such as aten::linear, whose parts are listed) aren't
+classified: their names and time come back beside.
 """
 
 import json
@@ -70,7 +70,8 @@ def parse_torch_trace(text: str) -> Trace:
         if work is None:
             unknown[event["name"]] += own
         elif own > 0:  # with GPU kernels: an operator that launched none did its work elsewhere
-            kernels.append(KernelTime(event["name"], own * 1e-6, *work))
+            shape = "×".join(map(str, filter(None, event["args"]["Input Dims"])))
+            kernels.append(KernelTime(event["name"], own * 1e-6, *work, shape=shape))
     return Trace(kernels, {name: microseconds * 1e-6 for name, microseconds in unknown.items()})
 
 

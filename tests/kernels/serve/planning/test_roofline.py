@@ -23,14 +23,20 @@ def test_raw_page() -> None:
     """Catches units taken for bytes and seconds, commas, the row of units, both tensor counts."""
     launches = parse_ncu_csv(RAW)
     assert launches == [
-        KernelTime("copy_kernel(float *, float *, int)", 1e-3, 1.8e9, 16_777_216),
-        KernelTime("sgemm_128x128", 2.5e-3, 2e8, 1e11 + 1000),
-        KernelTime("tiny_add(float *)", 4 * 1e-6, 1e4, 32),
-        KernelTime("hgemm_tensor", 1e-3, 1e8, 45e9),
-        KernelTime("copy_kernel(float *, float *, int)", 1e-3, 1.8e9, 16_777_216),
+        KernelTime(
+            "copy_kernel(float *, float *, int)", 1e-3, 1.8e9, 16_777_216, 1, "(65536, 1, 1)"
+        ),
+        KernelTime("sgemm_128x128", 2.5e-3, 2e8, 1e11 + 1000, 1, "(1024, 1, 1)"),
+        KernelTime("tiny_add(float *)", 4 * 1e-6, 1e4, 32, 1, "(1, 1, 1)"),
+        KernelTime("hgemm_tensor", 1e-3, 1e8, 45e9, 1, "(1024, 1, 1)"),
+        KernelTime(
+            "copy_kernel(float *, float *, int)", 1e-3, 1.8e9, 16_777_216, 1, "(65536, 1, 1)"
+        ),
     ]
     copies = merged(launches)[1]
-    assert copies == KernelTime(launches[0].name, 2e-3, 3.6e9, 2 * 16_777_216, 2)
+    assert copies == KernelTime(launches[0].name, 2e-3, 3.6e9, 2 * 16_777_216, 2, "(65536, 1, 1)")
+    other = launches[0]._replace(shape="(1, 1, 1)")
+    assert len(merged([*launches, other])) == 5
 
 
 def test_details_page() -> None:
@@ -94,6 +100,15 @@ def test_bad_kernels(kernel: KernelTime, words: str) -> None:
         classify(kernel, MEASURED)
 
 
+def test_a_cache_may_be_faster_than_memory() -> None:
+    """Bytes that shapes allow aren't those that memory saw: more than its rate is no mistake there."""
+    verdict = classify(KernelTime("k", 1.0, 3e12, 1), MEASURED, cached=True)
+    assert verdict.bound == "memory"
+    assert verdict.memory_share == pytest.approx(1.5)
+    with pytest.raises(ValueError, match="ceilings are too low"):
+        classify(KernelTime("k", 1.0, 1, 60e12), MEASURED, cached=True)
+
+
 def test_bad_ceilings_and_threshold() -> None:
     with pytest.raises(ValueError, match="flops_per_s must be positive"):
         Ceilings(1.0, 0.0)
@@ -131,8 +146,16 @@ def test_trace_of_a_gpu() -> None:
         (64 * 128 + 128 * 32 + 64 * 32) * 2,
         2 * 64 * 32 * 128,
         1,
+        "[64, 128]×[128, 32]",
     )
-    assert added == ("aten::add", pytest.approx(2e-6), (2 * 64 * 32 + 32) * 4, 64 * 32, 1)
+    assert added == (
+        "aten::add",
+        pytest.approx(2e-6),
+        (2 * 64 * 32 + 32) * 4,
+        64 * 32,
+        1,
+        "[64, 32]×[32]",
+    )
     assert trace.unknown == {"aten::linear": 0.0, "aten::sort": pytest.approx(7e-6)}
 
 
