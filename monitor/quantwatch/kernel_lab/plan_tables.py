@@ -193,7 +193,8 @@ def roofline_table(profile: Path, ceilings: Ceilings, threshold: float) -> Table
 
 _ROOFLINE = (
     Column("kernel", "kernel"), Column("shape", "shape"), Column("launches", "launches"),
-    Column("time_us", "µs", ".2f"), Column("bound", "bound by"), Column("memory_share", "of bandwidth", ".1%"),
+    Column("time_us", "µs", ".2f"), Column("bound", "bound by"),
+    Column("memory_share", "of bandwidth", ".1%"),
     Column("compute_share", "of FLOP rate", ".1%"), Column("intensity", "FLOPs/byte", ".3f"),
     Column("roof_share", "of its roof", ".1%"),
 )  # fmt: skip
