@@ -227,7 +227,7 @@ class BlockManager:
         block = request.table.blocks[request.entries]
         part = request.tokens[begin : begin + self.page_size]
         held = cache.insert(request.parent, block, part, request.extra, source=name)
-        request.parent, request.enters = held, held is not None
+        request.parent, request.enters = held, held.alive
         request.entries += 1
 
     def _check_new(self, name: str) -> None:

@@ -104,8 +104,10 @@ class BlockTable:
                 f"tokens {start} … {stop} aren't within the table's {self._num_tokens} tokens."
             )
         position = torch.arange(start, stop)
-        block = torch.tensor(self._blocks, dtype=torch.int64)[position // self.page_size]
-        slot = block * self.page_size + position % self.page_size
+        first, size = start // self.page_size, self.page_size
+        touched = torch.tensor(self._blocks[first : -(-stop // size)], dtype=torch.int64)
+        block = touched[position // size - first]
+        slot = block * size + position % size
         return torch.where(block == NULL_BLOCK, PADDING_SLOT, slot)
 
     def fork(self) -> "BlockTable":

@@ -19,7 +19,7 @@ class CachedBlock:
     children: set["CachedBlock"] = field(default_factory=set)
     depth: int = 0
     alive: bool = True
-    """False once it was given up; a dead entry is nobody's parent."""
+    """False if it could not be kept, or was given up; nothing is entered below it then."""
 
 
 @dataclass(slots=True)

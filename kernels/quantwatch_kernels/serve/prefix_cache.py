@@ -96,26 +96,28 @@ class PrefixCache:
         extra: ExtraKeys = (),
         *,
         source: str,
-    ) -> CachedBlock | None:
+    ) -> CachedBlock:
         """Enter a full block that `source` uses and has computed; `parent` is its predecessor's.
 
         Returns the entry of this content: a new one, or that of another block which has the same.
-        None if it can't be kept (its parent is gone, or another content has its digest): nothing
-        behind it can be entered either. Raises ValueError for a block that isn't full or used.
+        One that isn't alive if it can't be kept (its parent is gone, or another content has its
+        digest): nothing behind it can be entered either. Raises ValueError for a block that isn't
+        full, or that nobody uses.
         """
         ids = token_ids(tokens)
         self._check_full(block, ids)
-        if parent is not None and not parent.alive:
-            return None
         name = self._name(parent, ids, extra)
+        entry = CachedBlock(block, name, ids, extra, parent, alive=False)
+        if parent is not None and not parent.alive:
+            return entry
         other = self._found.get(name)
         if other is not None:
             if _is(other, parent, ids, extra):
                 self._victims.reference(name, self._now(), source)
                 return other
             self.stats.collisions += 1
-            return None
-        return self._enter(CachedBlock(block, name, ids, extra, parent), source)
+            return entry
+        return self._enter(entry, source)
 
     def clear(self) -> None:
         """Forget every content, because the model or its weights changed; blocks stay used."""
@@ -177,6 +179,7 @@ class PrefixCache:
             raise ValueError(f"block {block} is entered already.")
 
     def _enter(self, entry: CachedBlock, source: str) -> CachedBlock:
+        entry.alive = True
         self._found[entry.digest] = self._of_block[entry.block] = entry
         if entry.parent is not None:
             entry.parent.children.add(entry)

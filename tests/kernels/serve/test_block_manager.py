@@ -1,6 +1,7 @@
 """Pool, prefix cache and tables together, with what would be in the pages written next to them."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -244,6 +245,31 @@ def test_who_writes_to_a_shared_page_first_gets_a_copy() -> None:
         manager.fork("a", "c")
 
 
+def test_swapped_pages_can_be_found_again() -> None:
+    """Catches a request that comes back from the host and is lost to the prefix cache."""
+    manager = BlockManager(5, 4)
+    pages = torch.zeros(5, 4, dtype=torch.int64)
+    space = SwapSpace(HostTensors(4, 32), PageBytes([pages]))
+    prefill(manager, "a", list(range(8)))
+    manager.swap_out("a", space)
+    prefill(manager, "other", list(range(50, 66)))  # takes every page
+    manager.finish("other")
+    manager.swap_in("a", space)
+    assert manager.start("b", [*range(8), 1]) == 8
+    assert manager.table("b").blocks == manager.table("a").blocks
+
+
+def test_a_page_that_was_dropped_is_not_entered() -> None:
+    """Catches a null block entered under a digest: tokens that a window left before the commit."""
+    manager = BlockManager(8, 4)
+    manager.start("a", list(range(12)))
+    manager.reserve("a", 12)
+    manager.commit("a", [0, 1])
+    manager.drop_before("a", 8)
+    manager.commit("a", list(range(2, 12)))
+    assert manager.start("b", [*range(12), 1]) == 0
+
+
 def test_without_a_cache_nothing_is_found() -> None:
     """Catches `caching=False` that keeps pages all the same."""
     manager = BlockManager(8, 4, caching=False)
@@ -258,7 +284,7 @@ def test_bad_input() -> None:
     manager = BlockManager(8, 4)
     space = SwapSpace(HostTensors(2, 8), PageBytes([torch.zeros(8, 1, dtype=torch.int64)]))
     prefill(manager, "a", [1, 2])
-    cases = [
+    cases: list[tuple[Callable[[], object], str]] = [
         (lambda: manager.start("a", [1]), "request 'a' has been started already"),
         (lambda: manager.start("b", []), "request 'b': the prompt is empty"),
         (lambda: manager.reserve("b", 1), "there is no request 'b'"),

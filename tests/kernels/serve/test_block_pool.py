@@ -63,7 +63,9 @@ class PoolMachine(RuleBasedStateMachine):
         free = sum(held == 0 for held in self.counts.values())
         if count > free:
             before = self.pool.free_blocks
-            with pytest.raises(PoolExhaustedError, match=f"{count} blocks were asked for and {free} of"):
+            with pytest.raises(
+                PoolExhaustedError, match=f"{count} blocks were asked for and {free} of"
+            ):
                 self.pool.take(count)
             assert self.pool.free_blocks == before
             return
@@ -166,8 +168,8 @@ def test_exhaustion_says_what_is_missing_and_harms_nobody() -> None:
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (lambda pool: BlockPool(1), "num_blocks must be at least 2"),
-        (lambda pool: FreeList(0), "capacity must be at least 1"),
+        (lambda _pool: BlockPool(1), "num_blocks must be at least 2"),
+        (lambda _pool: FreeList(0), "capacity must be at least 1"),
         (lambda pool: pool.take(-1), "count must be at least 0"),
         (lambda pool: pool.ref_cnt(9), r"block 9 is none of 0 … 3"),
         (lambda pool: pool.free([-1]), r"block -1 is none of"),
@@ -176,7 +178,17 @@ def test_exhaustion_says_what_is_missing_and_harms_nobody() -> None:
         (lambda pool: pool.renumber([0, 1, 1, 3]), "permutation"),
         (lambda pool: pool.renumber([1, 0, 2, 3]), "keeps block 0"),
     ],
-    ids=["one block", "no list", "negative", "unknown", "negative id", "blank", "double free", "no permutation", "null"],
+    ids=[
+        "one block",
+        "no list",
+        "negative",
+        "unknown",
+        "negative id",
+        "blank",
+        "double free",
+        "no permutation",
+        "null",
+    ],
 )
 def test_bad_input(step: object, message: str) -> None:
     """Catches a count that goes below zero, and an id from another pool."""

@@ -53,7 +53,19 @@ def order(victims: Victims) -> str:
         (lambda: SLRU(2), "aabbdecc", "deabc"),
         (lambda: SLRU(0), "aabbde", "abde"),
     ],
-    ids=["lru", "lru-2", "lru scan", "lru-2 scan", "lru by last", "lru-2 by second", "lru-1 is lru", "lru-3", "slru", "slru overflow", "slru without protection"],
+    ids=[
+        "lru",
+        "lru-2",
+        "lru scan",
+        "lru-2 scan",
+        "lru by last",
+        "lru-2 by second",
+        "lru-1 is lru",
+        "lru-3",
+        "slru",
+        "slru overflow",
+        "slru without protection",
+    ],
 )
 def test_order_of_victims(make: Callable[[], EvictionPolicy], text: str, expected: str) -> None:
     """Catches a policy that is another one."""
@@ -130,7 +142,9 @@ def test_a_release_is_no_reference() -> None:
         assert policy.rank("a") < policy.rank("b")
 
 
-@given(text=st.text("abcdef-", max_size=60), k=st.integers(1, 3), correlated=st.sampled_from([0, 2]))
+@given(
+    text=st.text("abcdef-", max_size=60), k=st.integers(1, 3), correlated=st.sampled_from([0, 2])
+)
 def test_heap_is_a_sorted_list(text: str, k: int, correlated: float) -> None:
     """Catches stale entries: whatever happened, the next victim is the lowest rank there is."""
     policies: list[EvictionPolicy] = [LRU(), LRUK(k, correlated=correlated), SLRU(2)]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantwatch_kernels.serve.block_hash import ExtraKeys, block_digest, extra_keys, token_ids
-from quantwatch_kernels.serve.block_pool import BlockPool
+from quantwatch_kernels.serve.block_pool import BlockPool, PoolExhaustedError
 from quantwatch_kernels.serve.cached_block import CachedBlock
 from quantwatch_kernels.serve.prefix_cache import PrefixCache
 
@@ -155,7 +155,11 @@ WEAK: dict[str, Callable[[bytes | None, tuple[int, ...], ExtraKeys], bytes]] = {
 @given(
     texts=st.lists(
         st.tuples(
-            st.lists(st.sampled_from([1, 2, 257]), min_size=4, max_size=12),
+            st.lists(
+                st.sampled_from([(1, 1, 1, 1), (2, 2, 2, 2), (257, 1, 1, 1)]),
+                min_size=1,
+                max_size=3,
+            ),
             st.sampled_from([(), extra_keys(lora="a"), extra_keys(salt="a")]),
         ),
         min_size=1,
@@ -163,12 +167,13 @@ WEAK: dict[str, Callable[[bytes | None, tuple[int, ...], ExtraKeys], bytes]] = {
     )
 )
 def test_a_colliding_hash_gives_no_wrong_block(
-    weak: str, texts: list[tuple[list[int], ExtraKeys]]
+    weak: str, texts: list[tuple[list[tuple[int, ...]], ExtraKeys]]
 ) -> None:
     """Catches a hit that is believed: whatever is found has the same keys and the same tokens before it."""
     pool, cache = made(40, digest=WEAK[weak])
     written: dict[int, tuple[tuple[int, ...], ExtraKeys]] = {}
-    for number, (tokens, extra) in enumerate(texts):
+    for number, (parts, extra) in enumerate(texts):
+        tokens = [token for part in parts for token in part]
         found = ids_found(cache, tokens, extra)
         blocks = entered(pool, cache, tokens, extra, name=f"r{number}")
         assert blocks[: len(found)] == found
@@ -217,6 +222,51 @@ def test_leaves_go_before_their_parents() -> None:
     assert pool.take(4) == [short[2], long[2], long[1], long[0]]
 
 
+def test_a_parent_that_is_idle_longer_than_its_child_stays_longer() -> None:
+    """Catches recency before the tree: the parent's own reader left first, its child's later."""
+    pool, cache = made(6)
+    first, second = pool.take(1), pool.take(2)
+    root = cache.insert(None, first[0], [1, 2, 3, 4], source="first")
+    cache.insert(root, second[1], [5, 6, 7, 8], source="second")
+    pool.free(first)
+    pool.free(second)
+    pool.take(3)  # all blank ones
+    assert pool.take(1) == [second[1]]
+    assert pool.take(1) == first
+
+
+def test_what_is_used_again_is_no_candidate_any_more() -> None:
+    """Catches a victim that was idle once: it is used now, and the other one has to go."""
+    pool, cache = made(4)
+    one, other = (
+        entered(pool, cache, range(4), name="a"),
+        entered(pool, cache, range(9, 13), name="b"),
+    )
+    pool.free(one)
+    cache.acquire(range(5), source="again")
+    pool.free(other)
+    pool.take(1)  # the blank one
+    assert pool.take(1) == other
+    with pytest.raises(PoolExhaustedError):
+        pool.take(1)
+    assert ids_found(cache, range(4)) == one
+
+
+def test_without_an_idle_leaf_the_deepest_goes_first() -> None:
+    """Catches a root that takes idle blocks with it although they could have been found."""
+    pool, cache = made(6)
+    chain, below = pool.take(2), pool.take(1)
+    root = cache.insert(None, chain[0], [1, 1, 1, 1], source="first")
+    middle = cache.insert(root, chain[1], [2, 2, 2, 2], source="first")
+    cache.insert(middle, below[0], [3, 3, 3, 3], source="second")
+    pool.free(chain)
+    pool.take(2)  # the blank ones
+    assert pool.take(1) == [chain[1]]
+    assert ids_found(cache, [1] * 4 + [2] * 4) == [chain[0]]
+    assert pool.take(1) == [chain[0]]
+    assert (cache.stats.evictions, len(cache)) == (2, 0)
+
+
 def test_what_is_used_is_never_given_up() -> None:
     """Catches the policy's choice of a block with a reference."""
     pool, cache = made(5)
@@ -244,10 +294,11 @@ def test_a_text_computed_twice_is_entered_once() -> None:
     assert sorted(pool.take(3)) == sorted([first[1], 5, first[0]])
     assert ids_found(cache, range(1, 9)) == []
     assert pool.ref_cnt(second[1]) == 1
-    dead = root
-    assert dead is not None
-    assert not dead.alive
-    assert cache.insert(dead, second[0], [5, 5, 5, 5], source="second") is None
+    assert not root.alive
+    below = cache.insert(root, second[0], [5, 5, 5, 5], source="second")
+    assert not below.alive
+    assert not cache.insert(below, second[0], [5, 5, 5, 5], source="second").alive
+    assert len(cache) == 0
 
 
 def test_a_page_that_the_cache_keeps_is_copied_before_it_is_written() -> None:

@@ -59,7 +59,7 @@ def test_blocks_table(tmp_path: Path) -> None:
         moved, useful = float(str(row["kib_per_token"])), float(str(row["useful"]))
         # What is read per token is the pages of a sequence, wherever they lie: 12 KiB each.
         assert moved * useful == pytest.approx(read * 2 * PAGE_SIZE * 3 * 64 * 2 / 1024)
-        assert all(0 < float(str(row[name])) for name in ("peak_share", "gather_share", "peak_low"))
+        assert all(float(str(row[name])) > 0 for name in ("peak_share", "gather_share", "peak_low"))
     assert "24 requests" in table.notes[0]
 
 
