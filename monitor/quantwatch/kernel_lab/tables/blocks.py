@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quantwatch.kernel_lab.bench import interleaved, median_interval
-from quantwatch.kernel_lab.paging import PAGE_SIZE, serve
+from quantwatch.kernel_lab.paging import PAGE_SIZE, Served, serve
 from quantwatch.kernel_lab.tables.model import Cell, Column, Rows, Table, TableRequest
 from quantwatch_kernels.serve.block_manager import BlockManager
 from quantwatch_kernels.serve.page_stats import FetchModel, copy_runs, runs_of_plan, traffic
@@ -54,13 +54,11 @@ _COLUMNS = (
 def build(request: TableRequest) -> Table:
     """Serve, measure, re-lay out, measure again."""
     served = serve(request.seed, _QUICK_STEPS if request.quick else _STEPS)
-    manager, pages = served.manager, 2 * PAGE_SIZE * _HEADS * _HEAD_DIM
+    manager, width = served.manager, 2 * PAGE_SIZE * _HEADS * _HEAD_DIM
     torch.manual_seed(request.seed)
-    planes = [
-        torch.randn(manager.pool.num_blocks, pages).to(torch.bfloat16) for _ in range(_LAYERS)
-    ]
-    names = list(manager.tables)
+    planes = [torch.randn(manager.pool.num_blocks, width).bfloat16() for _ in range(_LAYERS)]
     before = [plane.clone() for plane in planes]
+    names = list(manager.tables)
     plans, counts = [manager.plan(names)], [_counts(manager, names)]
     new_of = manager.relayout(planes)
     plans.append(manager.plan(names))
@@ -70,20 +68,24 @@ def build(request: TableRequest) -> Table:
     rows = Rows(_COLUMNS, request.tell)
     for name, count, share in zip(("as served", "re-laid out"), counts, shares, strict=True):
         rows.add(name, *count, *share)
-    tokens = sum(table.num_tokens for table in manager.tables.values())
-    notes = (
-        f"{len(names)} requests, {tokens:,} tokens, after {served.num_started} requests in a pool "
-        f"of {manager.pool.num_blocks - 1:,} pages (seed {request.seed}); {PAGE_SIZE} tokens a "
-        f"page, {_PAGE_BYTES:,} bytes of one layer in bfloat16",
-        f"re-laying out moved {num_moved(new_of):,} pages, once: "
-        f"{2 * num_moved(new_of) * _PAGE_BYTES / 2**20:.1f} MiB read and written per layer",
+    notes = _notes(served, request.seed, num_moved(new_of), rounds)
+    return Table("KV pages before and after re-laying out", _COLUMNS, tuple(rows), notes)
+
+
+def _notes(served: Served, seed: int, moved: int, rounds: int) -> tuple[str, ...]:
+    tables = served.manager.tables.values()
+    return (
+        f"{len(tables)} requests, {sum(table.num_tokens for table in tables):,} tokens, after "
+        f"{served.num_started} requests in a pool of {served.manager.pool.num_blocks - 1:,} pages "
+        f"(seed {seed}); {PAGE_SIZE} tokens a page, {_PAGE_BYTES:,} bytes of one layer in bfloat16",
+        f"re-laying out moved {moved:,} pages, once: {2 * moved * _PAGE_BYTES / 2**20:.1f} MiB "
+        "read and written per layer",
         f"misses and bytes: a model, not a machine: units of {_MODEL.unit_pages} pages, the last "
         f"{_MODEL.resident_units} at hand, {_DECODED} tokens of each request",
         "share of peak: one plain copy of as many bytes ÷ one copy per run of pages, called from "
         f"Python, or ÷ one index_select; {torch.get_num_threads()} thread(s) of this CPU, "
         f"{rounds} interleaved rounds",
     )
-    return Table("KV pages before and after re-laying out", _COLUMNS, tuple(rows), notes)
 
 
 def _counts(manager: BlockManager, names: list[str]) -> tuple[Cell, ...]:
