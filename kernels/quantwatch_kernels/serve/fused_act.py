@@ -71,9 +71,14 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _value(g: Tensor, activation: Activation) -> Tensor:
+    """Return act(g), newly made."""
     if activation == "silu":
         return torch.nn.functional.silu(g)
     return torch.nn.functional.gelu(g, approximate="tanh")
+
+
+def _product(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    return _value(_wide(gate), activation).mul_(up).to(gate.dtype)
 
 
 def _slope(g: Tensor, activation: Activation) -> Tensor:
@@ -89,7 +94,7 @@ class _ActMul(torch.autograd.Function):
     def forward(ctx: Any, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
         ctx.save_for_backward(gate, up)
         ctx.activation = activation
-        return (_value(_wide(gate), activation) * _wide(up)).to(gate.dtype)
+        return _product(gate, up, activation)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -101,8 +106,10 @@ class _ActMul(torch.autograd.Function):
 
 @ACT_MUL.register("aten")
 def _aten(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-    y: Tensor = _ActMul.apply(gate, up, activation)  # type: ignore[no-untyped-call]
-    return y
+    if torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad):
+        y: Tensor = _ActMul.apply(gate, up, activation)  # type: ignore[no-untyped-call]
+        return y
+    return _product(gate, up, activation)
 
 
 @ACT_MUL.register("reference")

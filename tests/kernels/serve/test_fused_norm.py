@@ -237,6 +237,34 @@ def test_act_backward(activation: Activation) -> None:
             assert_close(found, best, rtol=tolerance, atol=tolerance)
 
 
+def saved_bytes(forward: Callable[[], object]) -> int:
+    """Bytes that autograd keeps of a forward, each tensor once."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = forward()
+    assert result is not None
+    return sum(kept.values())
+
+
+def test_backward_keeps_less() -> None:
+    """bfloat16 [64, 96]: the sum, the weight and a number per token; gate and up. No float32 copy."""
+    x, residual = (drawn(64, 96, dtype=torch.bfloat16, seed=s).requires_grad_() for s in (1, 2))
+    module = LlamaRMSNorm(96).to(torch.bfloat16)
+    ours = saved_bytes(lambda: add_rms_norm(x, residual, module.weight, Norm(1e-6)))
+    theirs = saved_bytes(lambda: module(x + residual))
+    assert ours == 64 * 96 * 2 + 96 * 2 + 64 * 4
+    assert theirs == ours + 64 * 96 * 4
+    product = saved_bytes(lambda: act_mul(x, residual))
+    unfused = saved_bytes(lambda: torch.nn.functional.silu(x) * residual)
+    assert product == 2 * 64 * 96 * 2
+    assert unfused == 3 * 64 * 96 * 2
+
+
 @pytest.mark.parametrize("casting", CASTINGS)
 def test_gradcheck(casting: Casting) -> None:
     """By finite differences, which know no formula."""
