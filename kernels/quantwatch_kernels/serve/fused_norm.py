@@ -27,7 +27,7 @@ from quantwatch_kernels.quantize.row_ops import QUANTIZE_ROWS
 from quantwatch_kernels.registry import Op
 
 __all__ = ["ADD_RMS_NORM", "ADD_RMS_NORM_QUANTIZE", "Casting", "Norm", "add_rms_norm",
-           "add_rms_norm_quantize", "refuse_gradient"]  # fmt: skip
+           "add_rms_norm_quantize", "quantized_rows", "refuse_gradient"]  # fmt: skip
 
 Casting = Literal["llama", "gemma"]
 

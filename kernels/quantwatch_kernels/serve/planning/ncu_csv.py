@@ -2,9 +2,9 @@
 
 Both forms of `ncu --csv` are read. `--page raw`: one row per launch, a column per metric, the row
 below the header holds the units. `--page details`: one row per launch and metric ("Metric Name",
-"Metric Unit", "Metric Value"). Lines before the header (`==PROF== …`, the program's own output) are
-skipped; units are decimal (Kbyte = 1000 bytes). Numbers may have thousands separators; the other
-way round (27.595.520, 65,77), as some locales write them, is refused rather than misread.
+"Metric Unit", "Metric Value"). Other lines (`==PROF== …`, what the program prints) are skipped.
+Units are decimal (Kbyte = 1000 bytes). Numbers may have thousands separators; the other way round
+(27.595.520, 65,77), as some locales write them, is refused rather than misread.
 
 Needed: duration, DRAM bytes (summed, or read and written, or a rate, which is multiplied by the
 duration) and instruction counts of add, mul and fma per thread (an fma is two FLOPs; packed half
@@ -57,7 +57,8 @@ def parse_ncu_csv(text: str) -> list[KernelTime]:
     starts = [i for i, line in enumerate(lines) if line.startswith('"ID"') and _NAME in line]
     if not starts:
         raise ValueError(f'no header with "ID" and "{_NAME}": run ncu with --csv.')
-    rows = list(csv.DictReader(line for line in lines[starts[0] :] if not line.startswith("==")))
+    # Every line of the tool's CSV begins with a quote; what a program prints in between doesn't.
+    rows = list(csv.DictReader(line for line in lines[starts[0] :] if line.startswith('"')))
     header = set(rows[0]) if rows else set()
     launches = list(_details(rows) if "Metric Name" in header else _raw(rows))
     if not launches:

@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 from quantwatch_kernels.serve.planning.alpha_beta import AlphaBeta, Transfer
 
-__all__ = ["Device", "Layer", "all_reduce_cost", "all_to_all_cost", "sequence_parallel",
-           "sequence_parallel_from", "tensor_parallel", "token_shards"]  # fmt: skip
+__all__ = ["Device", "Layer", "Wire", "all_reduce_cost", "all_to_all_cost", "as_transfer",
+           "sequence_parallel", "sequence_parallel_from", "tensor_parallel",
+           "token_shards"]  # fmt: skip
 
 
 class Wire(NamedTuple):
@@ -97,7 +98,7 @@ def as_transfer(wire: Wire, seconds: float) -> Transfer:
 
 def tensor_parallel(layer: Layer, device: Device, tokens: int, p: int) -> tuple[float, float]:
     """Return seconds of (communication, work) of one layer."""
-    _divides(layer, tokens, p)
+    _divides(layer, tokens, p, "kv_heads", "intermediate")
     sums = all_reduce_cost(tokens * layer.hidden * layer.activation_bytes, p)
     work = device.work_s(2 * tokens * layer.weights / p, layer.weights * layer.weight_bytes / p)
     return 2 * device.all_reduce.seconds(sums.num_bytes, sums.steps), work
@@ -105,7 +106,7 @@ def tensor_parallel(layer: Layer, device: Device, tokens: int, p: int) -> tuple[
 
 def sequence_parallel(layer: Layer, device: Device, tokens: int, p: int) -> tuple[float, float]:
     """Return seconds of (communication, work) of one layer, those of the fullest shard."""
-    _divides(layer, tokens, p)
+    _divides(layer, tokens, p, "kv_heads")
     shard = token_shards(tokens, p)[0]
     row = shard * layer.head_dim * layer.activation_bytes
     sends = [
@@ -134,8 +135,8 @@ def _positive(tokens: int, p: int) -> None:
         raise ValueError(f"tokens and devices must be at least 1: {tokens}, {p}.")
 
 
-def _divides(layer: Layer, tokens: int, p: int) -> None:
+def _divides(layer: Layer, tokens: int, p: int, *names: str) -> None:
     _positive(tokens, p)
-    for name in ("kv_heads", "intermediate"):
+    for name in names:
         if getattr(layer, name) % p:
             raise ValueError(f"{p} devices don't divide {name} = {getattr(layer, name)}.")

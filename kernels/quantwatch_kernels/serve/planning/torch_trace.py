@@ -37,6 +37,7 @@ _PRODUCTS = {
     "aten::addmm": (1, 2),
     "aten::baddbmm": (1, 2),
 }
+_NEEDED = frozenset({"name", "dur", "args"})
 Shapes = Sequence[Sequence[int]]
 
 
@@ -55,14 +56,16 @@ def parse_torch_trace(text: str) -> Trace:
     try:
         events = json.loads(text)["traceEvents"]
     except (ValueError, KeyError, TypeError):
-        raise ValueError("no JSON with traceEvents: use export_chrome_trace.") from None
-    operators = [event for event in events if event.get("cat") == "cpu_op"]
-    if not any(event.get("args", {}).get("Input Dims") for event in operators):
+        events = None
+    if not isinstance(events, list):
+        raise ValueError("no JSON with traceEvents: use export_chrome_trace.")
+    operators = [e for e in events if e.get("cat") == "cpu_op" and e.keys() >= _NEEDED]
+    if not any(event["args"].get("Input Dims") for event in operators):
         raise ValueError("the trace has no input shapes: profile with record_shapes=True.")
     on_gpu: Counter[int] = Counter()
     for event in events:
-        if event.get("cat") == "kernel":
-            on_gpu[event.get("args", {}).get("External id")] += event["dur"]
+        if event.get("cat") == "kernel" and event.keys() >= _NEEDED:
+            on_gpu[event["args"].get("External id")] += event["dur"]
     kernels, unknown = list[KernelTime](), Counter[str]()
     for event in operators:
         own = on_gpu[event["args"].get("External id")] if on_gpu else event["dur"]

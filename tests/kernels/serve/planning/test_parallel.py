@@ -151,6 +151,14 @@ def test_bad_splits(tokens: int, p: int, words: str) -> None:
             cost(LAYER, DEVICE, tokens, p)
 
 
+def test_only_tensor_parallel_cuts_the_mlp() -> None:
+    """Sequence parallel splits tokens and heads; an odd MLP is no obstacle to it."""
+    odd = Layer(hidden=8, heads=4, kv_heads=2, head_dim=2, intermediate=15)
+    assert sequence_parallel(odd, DEVICE, 4, 2)[1] > 0
+    with pytest.raises(ValueError, match="intermediate = 15"):
+        tensor_parallel(odd, DEVICE, 4, 2)
+
+
 def test_bad_ceilings() -> None:
     with pytest.raises(ValueError, match="ceilings"):
         tensor_parallel(LAYER, Device(0.0, 1.0, FREE, FREE), 1, 2)

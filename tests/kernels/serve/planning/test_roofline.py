@@ -39,6 +39,13 @@ def test_raw_page() -> None:
     assert len(merged([*launches, other])) == 5
 
 
+def test_what_a_program_prints_in_between() -> None:
+    """Catches a line of the program's own that becomes a launch without metrics."""
+    lines = DETAILS.splitlines()
+    noisy = "\n".join([*lines[:5], "step 2, loss 3.1", "", "==WARNING== slow", *lines[5:]])
+    assert parse_ncu_csv(noisy) == parse_ncu_csv(DETAILS)
+
+
 def test_details_page() -> None:
     """Catches the percentage read as a rate, one count by two names added, ids of two processes."""
     norm, other = parse_ncu_csv(DETAILS)
@@ -187,6 +194,8 @@ def test_trace_of_this_torch(tmp_path: Path) -> None:
         ("", "no JSON"),
         ("[]", "no JSON"),
         ("{}", "no JSON"),
+        ('{"traceEvents": 3}', "no JSON"),
+        ('{"traceEvents": [{"cat": "cpu_op"}]}', "record_shapes"),
         (json.dumps({"traceEvents": []}), "record_shapes"),
     ],
 )
