@@ -3,7 +3,8 @@
 At its start a request asks for the full blocks of its prompt: those that are resident from the
 first one on are hits, the others are computed and take blocks, if need be those of victims. Until
 its end it uses them all; at its end its answer's blocks are added. The hit rate counts prompt
-blocks only: nobody asks for an answer before it exists.
+blocks only: nobody asks for an answer before it exists. A block that two requests compute at the
+same time counts once here; a pool then holds two copies until the second request ends.
 
 `Belady` is the ceiling: the victim is the content that is asked for again last. It needs the
 future, so it is an oracle and no policy to serve with. It is optimal here, too: a parent is asked

@@ -39,8 +39,11 @@ def traces(draw: st.DrawFn, most_blocks: int = 7, most_requests: int = 6) -> Blo
     tree = BlockTrace(2, tuple(parents), (), ())
     requests, events, running = list[TracedRequest](), list[int](), list[int]()
     for number in range(draw(st.integers(1, most_requests))):
-        prompt = draw(st.integers(0, len(parents) - 1))
-        # Answers are new: what nobody has asked for before.
+        # Answers are new, and nobody asks for one before it exists.
+        pending = {requests[one].whole for one in running} - {
+            requests[one].prompt for one in running
+        }
+        prompt = draw(st.sampled_from([b for b in range(len(parents)) if b not in pending]))
         answer = draw(st.booleans()) and draw(st.booleans())
         whole = prompt
         if answer:
