@@ -49,7 +49,7 @@ class _Plane:
         return kept + sum(chunk.num_bytes for chunk in self.stored)
 
 
-class QuantizedLayer(CacheLayerMixin):
+class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]  # an untyped library
     """One layer's cache; batch and heads are fixed by the first tokens."""
 
     is_sliding = False
@@ -112,7 +112,7 @@ class QuantizedLayer(CacheLayerMixin):
         return sum(plane.num_bytes for plane in self._planes or ())
 
 
-class QuantizedCache(Cache):
+class QuantizedCache(Cache):  # type: ignore[misc]  # an untyped library
     """The cache of a whole model; layers in `scheme.high_layers` are plain."""
 
     def __init__(self, scheme: KVScheme, num_layers: int) -> None:

@@ -77,7 +77,11 @@ class PlaneScheme:
         codes = 8 * self.spec.format.num_bytes(rows, columns)
         zeros = 0 if self.symmetric else self.bits
         rank = min(self.rank, self.flush, features)
-        return codes + rows * groups * (16 + zeros) + 16 * rank * (tokens + -(-tokens // self.flush) * features)
+        return (
+            codes
+            + rows * groups * (16 + zeros)
+            + 16 * rank * (tokens + -(-tokens // self.flush) * features)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +126,8 @@ class KVScheme:
         return (coded + 2 * 16 * kept * features) / (2 * tokens * features)
 
 
-def _both(plane: PlaneScheme, **settings: int) -> KVScheme:
-    return KVScheme(plane, plane, **settings)
+def _both(plane: PlaneScheme, sinks: int = 0, window: int = 0) -> KVScheme:
+    return KVScheme(plane, plane, sinks, window)
 
 
 def _kivi(bits: int, rank: int = 0, window: int = 0) -> KVScheme:

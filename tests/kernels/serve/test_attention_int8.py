@@ -154,7 +154,7 @@ def test_parts_are_the_whole(sizes: list[int], seed: int) -> None:
     scores = 60 * torch.randn(3, sum(sizes), generator=generator, dtype=torch.float64)
     values = torch.randn(sum(sizes), 4, generator=generator, dtype=torch.float64)
     parts = []
-    for s, v in zip(scores.split(sizes, 1), values.split(sizes), strict=True):
+    for s, v in zip(torch.split(scores, sizes, 1), torch.split(values, sizes), strict=True):
         lse = s.logsumexp(-1)
         out = s.softmax(-1) @ v if v.numel() else torch.full((3, 4), torch.nan).double()
         parts.append((out, lse))

@@ -147,7 +147,7 @@ def decode(model: Any, scheme: KVScheme, ids: Tensor, prefill: int) -> tuple[Ten
     """Logits [B, T, V] of a prefill and single steps through a cache, attention as transformers has it."""
     cache = QuantizedCache(scheme, 2)
     parts = [ids[:, :prefill]] if prefill else []
-    parts += ids[:, prefill:].split(1, 1)
+    parts += torch.split(ids[:, prefill:], 1, 1)
     with torch.no_grad():
         found = [model(part, cache=cache, use_cache=True).logits for part in parts]
     return torch.cat(found, 1), cache
@@ -197,7 +197,7 @@ def test_codes_never_change() -> None:
     ids = torch.randint(3, 96, (1, 60), generator=torch.Generator().manual_seed(5))
     seen: list[Tensor] = []
     with torch.no_grad():
-        for step in ids.split(4, 1):
+        for step in torch.split(ids, 4, 1):
             model(step, cache=cache, use_cache=True)
             layer: Any = cache.layers[1]
             chunks = [chunk.codes.clone() for chunk in layer._planes[0].stored]

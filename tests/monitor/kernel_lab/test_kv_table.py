@@ -19,7 +19,7 @@ def by_decoding(model: Any, window: Tensor, name: str) -> Tensor:
     """KL in nats of the 128 last predictions, in float64, through a cache token by token."""
     cache = QuantizedCache(SCHEMES[name], model.config.num_hidden_layers)
     with torch.no_grad():
-        parts = [window[:, :384], *window[:, 384:].split(1, 1)]
+        parts = [window[:, :384], *torch.split(window[:, 384:], 1, 1)]
         found = torch.cat([model(part, cache=cache).logits for part in parts], 1)
         plain = model(window, use_cache=False).logits
     p, q = (x[0, 383:511].double().log_softmax(-1) for x in (plain, found))

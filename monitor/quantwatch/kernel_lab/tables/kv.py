@@ -12,6 +12,7 @@ figures belong to that text and model alone.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from quantwatch.kernel_lab.measure import Figures, Yardstick
 from quantwatch.kernel_lab.references import load_reference, yardstick
@@ -113,7 +114,8 @@ def _row(
 
 def _features(loaded: LoadedModel) -> int:
     """Return the width of one head."""
-    config = loaded.module.config.get_text_config(decoder=True)
+    module: Any = loaded.module
+    config = module.config.get_text_config(decoder=True)
     known = getattr(config, "head_dim", None)
     return int(known or config.hidden_size // config.num_attention_heads)
 
