@@ -13,6 +13,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts, Qw
 
 from quantwatch_kernels.formats import INT4, INT8, INT_FORMATS
 from quantwatch_kernels.quantize.activations import fake_quantize_input
+from quantwatch_kernels.quantize.affine import QuantizedWeight
 from quantwatch_kernels.quantize.recipe import ActivationSpec, PerGroup, PerTensor, Recipe
 from quantwatch_kernels.registry import fallbacks
 from quantwatch_kernels.serve.moe_align import align_blocks
@@ -340,6 +341,20 @@ def test_experts_without_tokens_are_not_read() -> None:
     assert quiet.isfinite().all()
     asked = moe_gemm(x, torch.tensor([[0, 2], [0, 1], [0, 2], [2, 0]]), experts)
     assert asked.isnan().nonzero().tolist() == [[1, 1, 2]]
+
+
+def test_an_expert_is_unpacked_once_if_it_has_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches unpacking of experts without tokens, and once per token."""
+    experts, unpacked = stack("W4A16"), list[int]()
+    original = ExpertStack.expert
+
+    def counted(self: ExpertStack, index: int) -> QuantizedWeight:
+        unpacked.append(index)
+        return original(self, index)
+
+    monkeypatch.setattr(ExpertStack, "expert", counted)
+    moe_gemm(drawn(7, 96), torch.tensor([[3, 1]] * 6 + [[-1, 3]]), experts, 2)
+    assert unpacked == [1, 3]
 
 
 def test_a_nan_token_stays_in_its_slots() -> None:
