@@ -2,8 +2,10 @@
 
 from quantwatch_kernels.conformance.case import OpCase
 from quantwatch_kernels.conformance.compare import compare_cases
+from quantwatch_kernels.conformance.fused import fused_cases
 from quantwatch_kernels.conformance.integer import integer_cases
 from quantwatch_kernels.conformance.linear import linear_cases
+from quantwatch_kernels.conformance.moe import moe_cases
 from quantwatch_kernels.conformance.rows import row_cases
 from quantwatch_kernels.conformance.w8a8 import w8a8_case
 from quantwatch_kernels.quantize.int4_linear import INT4_LINEAR
@@ -34,4 +36,6 @@ def all_cases() -> tuple[OpCase, ...]:
         w8a8_case(),
         *integer_cases(),
         *row_cases(),
+        *fused_cases(),
+        *moe_cases(),
     )

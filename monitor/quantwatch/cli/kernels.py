@@ -6,9 +6,11 @@ from typing import Annotated, Literal
 import typer
 
 from quantwatch.cli import options as o
+from quantwatch.cli import plan
 from quantwatch.cli.session import Session
 
 app = typer.Typer(help="Kernels and recipes: bounds, tests, speed, tables.", no_args_is_help=True)
+app.add_typer(plan.app, name="plan")
 
 Model = Annotated[str, typer.Option(help="Model folder, hub id, GGUF file, or smollm2-135m.")]
 Recipes = Annotated[

@@ -58,7 +58,7 @@ def bounds(
     """Run `kernels bounds`."""
     from quantwatch.kernel_lab.bound_tables import bounds_of, summary
 
-    _check_out(out)
+    check_out(out)
     try:
         rows = bounds_of(model, cache_dir(), recipes, quick=quick)
     except ValueError as error:
@@ -78,7 +78,7 @@ def conform(session: Session, grid: Grid, *, store: bool, out: Path | None) -> N
     from quantwatch.kernel_lab.conformance import run_conformance, summary
     from quantwatch.store.kernels import insert_cases
 
-    _check_out(out)
+    check_out(out)
     batch, cases = run_conformance(
         operator=grid.operator, case=grid.case, device=grid.device, quick=grid.quick, tell=whisper
     )
@@ -100,7 +100,7 @@ def bench(session: Session, rounds: int, *, quick: bool, store: bool, out: Path 
     from quantwatch.kernel_lab.speed_table import speeds_table
     from quantwatch.store.kernels import insert_speeds
 
-    _check_out(out)
+    check_out(out)
     started = datetime.now(UTC)
     speeds = run_bench(rounds=rounds, quick=quick, tell=whisper)
     if store:
@@ -135,7 +135,7 @@ def table(session: Session, name: str, wanted: TableRequest, *, out: Path | None
     """Run `kernels table NAME`."""
     from quantwatch.kernel_lab.tables.registry import build
 
-    _check_out(out)
+    check_out(out)
     deliver(session, build(name, wanted), out)
 
 
@@ -150,7 +150,7 @@ def off_grid(model: str, out: Path, seed: int) -> None:
     say(f"wrote {out}: {layers} layers rescaled, seed {seed}\n")
 
 
-def _check_out(out: Path | None) -> None:
+def check_out(out: Path | None) -> None:
     """Refuse a path that can't be written before an hour is spent."""
     if out is None:
         return

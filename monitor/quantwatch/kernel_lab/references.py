@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,18 @@ def load_reference(model: str, cache_dir: Path, *, off_grid_seed: int | None = 0
 
 
 def yardstick(
-    loaded: LoadedModel, text: Path | None = None, *, windows: int | None = 8
+    loaded: LoadedModel,
+    text: Path | None = None,
+    *,
+    windows: int | None = 8,
+    last: int | None = None,
 ) -> Yardstick:
-    """Return the harness of a loaded reference on a text file, or on core-v1."""
+    """Return the harness of a loaded reference on a text file, or on core-v1.
+
+    `last`: of each window at most so many tokens are scored; None: the second half.
+    """
     measured: Text = measured_text(loaded.tokenizer, text, windows=windows)
+    measured = replace(measured, last=last)
     scopes = {path: str(scope) for path, scope in loaded.anatomy.scopes_by_path.items()}
     return Yardstick(loaded.module, measured, scopes)
 

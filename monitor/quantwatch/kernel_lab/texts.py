@@ -27,11 +27,16 @@ class Text:
 
     name: str
     windows: tuple[Tensor, ...]
+    last: int | None = None
+    """At most so many tokens of a window are scored; None: the second half, which is most."""
 
     def scored(self, window: Tensor) -> Tensor:
-        """Return the positions whose next token is predicted and counted: the second half."""
+        """Return the positions whose next token is predicted and counted: the last ones."""
         length = window.shape[1]
-        return torch.arange(length // 2, length - 1)
+        first = length // 2
+        if self.last is not None:
+            first = max(first, length - 1 - self.last)
+        return torch.arange(first, length - 1)
 
     @property
     def num_scored(self) -> int:

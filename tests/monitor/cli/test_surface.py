@@ -62,6 +62,13 @@ SURFACE = {
     "kernels bench": "--json --no-store --out --quick --rounds --store --threads",
     "kernels bounds": "--json --model --out --quick --recipe --threads",
     "kernels off-grid": "--out --seed --threads model",
+    "kernels plan bandwidth": "--above --json --out --peak --samples samples",
+    "kernels plan offload": "--json --no-overlap --out plan",
+    "kernels plan parallel": "--devices --gb-per-s --gflop-per-s --head-dim --heads --hidden "
+    "--intermediate --json --kv-heads --out --tokens --weight-bytes samples",
+    "kernels plan pareto": "--budget --epsilon --head-dim --json --kv-bits --kv-heads --layers "
+    "--length-counts --out --page-tokens --scale-bits --zero-bits samples",
+    "kernels plan roofline": "--gb-per-s --gflop-per-s --json --out --threshold profile",
     "kernels table": "--json --model --out --quick --seed --tasks --text --threads --windows name",
     "kernels test": "--case --device --json --no-store --op --out --quick --store --threads",
     "report": "--format --output run",
@@ -108,8 +115,9 @@ def test_commands_and_options_are_frozen() -> None:
         (["compare", "--help"], HEAVY),
         (["check", "run", "--help"], HEAVY),
         (["kernels", "table", "--help"], HEAVY),
+        (["kernels", "plan", "pareto", "--help"], HEAVY),
     ],
-    ids=["root", "compare", "check run", "kernels table"],
+    ids=["root", "compare", "check run", "kernels table", "kernels plan"],
 )
 def test_help_loads_nothing_heavy(words: list[str], heavy: tuple[str, ...]) -> None:
     """torch alone takes seconds: --help answers at once because it isn't imported."""

@@ -19,12 +19,26 @@ class Entry(NamedTuple):
     module: str
     shows: str
     takes_tasks: bool = False
+    takes_model: bool = True
+    """False: it is about something else, and `--model` changes nothing."""
+    rescales: bool = True
+    """Whether the model is taken off its grid first, which not every architecture allows."""
 
 
 TABLES: dict[str, Entry] = {
     "allocation": Entry(f"{_HERE}.allocation", "formats by sensitivity, uniform and random"),
+    "block-table": Entry(
+        f"{_HERE}.block_table", "waste and neighbours of KV pages, by request", takes_model=False
+    ),
+    "blocks": Entry(
+        f"{_HERE}.blocks", "KV pages before and after re-laying out", takes_model=False
+    ),
     "calibration": Entry(f"{_HERE}.calibration", "which samples set static ranges, over seeds"),
+    "eviction": Entry(
+        f"{_HERE}.eviction", "LRU, LRU-2, SLRU, Belady on recorded traces", takes_model=False
+    ),
     "group-size": Entry(f"{_HERE}.group_size", "int4 group sizes: bits, error, KL, speed"),
+    "kv": Entry(f"{_HERE}.kv", "quantized KV caches: KL, bits, capacity", rescales=False),
     "ladder": Entry(f"{_HERE}.ladder", "the shipped recipes, 8.5 to 4 bits, beside llama.cpp"),
     "memory": Entry(
         f"{_HERE}.memory", "the int4 pipeline: bytes, accuracy kept, speed", takes_tasks=True

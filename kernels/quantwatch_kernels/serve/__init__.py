@@ -1,0 +1,1 @@
+"""Serving: KV cache, attention, mixture of experts, fused operators, batching and planning."""

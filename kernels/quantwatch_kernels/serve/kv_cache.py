@@ -1,0 +1,140 @@
+"""A KV cache of codes for transformers: `generate()`, prefill and decode, any attention.
+
+`model.generate(ids, past_key_values=QuantizedCache(scheme))`. Each layer keeps the sinks and the
+newest tokens in full precision and everything between as `StoredPlane`s, one per flush, which are
+never changed. `update` returns all keys and values, what is stored restored from its codes: a chunk
+of queries reads what is stored once its own keys are in. Restoring at each step costs time, not
+memory: nothing but one layer's numbers exists in full precision at a time.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
+
+from quantwatch_kernels.serve.kv_quant import StoredPlane, restore, store
+from quantwatch_kernels.serve.kv_scheme import KVScheme, PlaneScheme
+
+__all__ = ["QuantizedCache", "QuantizedLayer"]
+
+
+class _Plane:
+    """Keys or values of one layer: sinks, stored chunks, the rest."""
+
+    def __init__(self, plane: PlaneScheme, like: Tensor) -> None:
+        self.plane = plane
+        self.sinks = like[..., :0, :]
+        self.stored: list[StoredPlane] = []
+        self.rest = like[..., :0, :]
+
+    def flush(self, tokens: int) -> None:
+        """Store the first `tokens` of the rest, if there are any."""
+        if tokens:
+            self.stored.append(store(self.rest[..., :tokens, :], self.plane))
+            self.rest = self.rest[..., tokens:, :].clone()
+
+    def add(self, new: Tensor, sinks: int) -> None:
+        missing = max(sinks - self.sinks.shape[-2], 0)
+        self.sinks = torch.cat([self.sinks, new[..., :missing, :]], -2)
+        self.rest = torch.cat([self.rest, new[..., missing:, :]], -2)
+
+    def read(self) -> Tensor:
+        coded = [restore(chunk, self.plane).to(self.rest.dtype) for chunk in self.stored]
+        return torch.cat([self.sinks, *coded, self.rest], -2)
+
+    @property
+    def num_bytes(self) -> int:
+        kept = self.sinks.nbytes + self.rest.nbytes
+        return kept + sum(chunk.num_bytes for chunk in self.stored)
+
+
+class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]  # an untyped library
+    """One layer's cache; batch and heads are fixed by the first tokens."""
+
+    is_sliding = False
+
+    def __init__(self, scheme: KVScheme) -> None:
+        """Keep nothing yet."""
+        super().__init__()
+        self.scheme = scheme
+        self._planes: tuple[_Plane, _Plane] | None = None
+        self._tokens = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take over batch, heads and dtype."""
+        self.device = key_states.device
+        self._planes = (
+            _Plane(self.scheme.keys, key_states),
+            _Plane(self.scheme.values, value_states),
+        )
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Add new tokens [B, Hkv, n, D], store what is due, return all keys and values."""
+        if self._planes is None:
+            self.lazy_initialization(key_states, value_states)
+        assert self._planes is not None
+        stored = self.scheme.stored_end(self._tokens)
+        self._tokens += key_states.shape[-2]
+        due = self.scheme.stored_end(self._tokens) - max(stored, self.scheme.sinks)
+        for plane, new in zip(self._planes, (key_states, value_states), strict=True):
+            plane.add(new, self.scheme.sinks)
+            plane.flush(max(due, 0))
+        keys, values = (plane.read() for plane in self._planes)
+        return keys, values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the number of keys that `query_length` new tokens will see, and offset 0."""
+        return self._tokens + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Return the number of tokens."""
+        return self._tokens
+
+    def get_max_length(self) -> int:
+        """Return -1: it grows."""
+        return -1
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._planes, self._tokens, self.is_initialized = None, 0, False
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:  # noqa: ARG002 — the caller's signature
+        """Refuse: the rows of stored codes are not moved between beams."""
+        raise ValueError("a quantized cache can't be reordered for beams; use num_beams=1.")
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of codes, scales, zeros, products and what is in full precision."""
+        return sum(plane.num_bytes for plane in self._planes or ())
+
+
+class QuantizedCache(Cache):  # type: ignore[misc]  # an untyped library
+    """The cache of a whole model; layers in `scheme.high_layers` are plain."""
+
+    def __init__(self, scheme: KVScheme, num_layers: int) -> None:
+        """`num_layers`: of the model. Raises ValueError for high layers that it doesn't have."""
+        wrong = [layer for layer in scheme.high_layers if layer >= num_layers]
+        if wrong:
+            raise ValueError(f"layers {wrong} are to stay high; the model has {num_layers}.")
+        high = set(scheme.high_layers)
+        layers = [
+            DynamicLayer() if number in high else QuantizedLayer(scheme)
+            for number in range(num_layers)
+        ]
+        super().__init__(layers=layers)
+        self.scheme = scheme
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole cache."""
+        total = 0
+        for layer in self.layers:
+            if isinstance(layer, QuantizedLayer):
+                total += layer.num_bytes
+            elif layer.is_initialized:
+                total += layer.keys.nbytes + layer.values.nbytes
+        return total

@@ -1,0 +1,129 @@
+"""Keys or values of a flushed chunk as codes, and back.
+
+x [B, H, n, D] → rows of one head's features (per token) or of one feature's tokens (per channel),
+quantized by the one definition of `quantize.affine`. With a rotation the codes are of x·R, R the
+Hadamard matrix of width D, and so is the low-rank product A·Bm of what rounding left in a chunk of
+f tokens: E = x·R − codes [f, D]; U S Vh = E in float32, A = U_r·S_r [f, r], Bm = Vh_r [r, D]. The
+rounding error of a uniform quantizer is nearly white: at 4 bits a rank-4 product holds little more
+than its share of it.
+
+Arithmetic is float32. A chunk with NaN or infinite numbers has NaN scales: they stay visible, and
+no product is made of them.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from quantwatch_kernels.quantize.affine import dequantize, quantize
+from quantwatch_kernels.quantize.hadamard import Hadamard
+from quantwatch_kernels.quantize.mse import mse_qparams
+from quantwatch_kernels.quantize.packing import pack, unpack
+from quantwatch_kernels.quantize.qparams import QParams, choose_qparams
+from quantwatch_kernels.serve.kv_scheme import PlaneScheme
+
+__all__ = ["StoredPlane", "restore", "rotation", "store"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPlane:
+    """Packed codes of a chunk [B, H, n, D] with scales, zero points and the low-rank product."""
+
+    codes: Tensor
+    """uint8 [rows, bytes]; rows are (b, h, token) or (b, h, feature)."""
+    scales: Tensor
+    """float16 [rows, groups]; float32 where float16 can't hold one."""
+    zeros: Tensor | None
+    """uint8 [bytes], packed like codes, row after row without a gap."""
+    factors: tuple[Tensor, Tensor] | None
+    """float16 A [B, H, m, f, r] and Bm [B, H, m, r, D] of m chunks of f tokens."""
+    shape: tuple[int, int, int, int]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all that is stored."""
+        tensors = [self.codes, self.scales, *(self.factors or ())]
+        tensors += [] if self.zeros is None else [self.zeros]
+        return sum(tensor.nbytes for tensor in tensors)
+
+
+@cache
+def rotation(features: int) -> Hadamard:
+    """Return the rotation of one head's features. Raises ValueError where there is none."""
+    return Hadamard(features)
+
+
+def store(x_BHnD: Tensor, plane: PlaneScheme) -> StoredPlane:
+    """Quantize a chunk. Raises ValueError for whole groups that aren't whole, and a wrong shape."""
+    if x_BHnD.ndim != 4 or not x_BHnD.is_floating_point():
+        raise ValueError(
+            f"a cache takes floats [B, H, tokens, D]; not {x_BHnD.dtype} {list(x_BHnD.shape)}."
+        )
+    batch, heads, tokens, features = x_BHnD.shape
+    if plane.per == "channel" and tokens % plane.flush:
+        raise ValueError(f"{tokens} tokens are no whole groups of {plane.flush} tokens.")
+    x = rotation(features)(x_BHnD.float()) if plane.hadamard else x_BHnD.float()
+    rows = _rows(x, plane)
+    spec = plane.spec
+    found = mse_qparams(rows, spec) if plane.clip == "mse" else choose_qparams(rows, spec)
+    codes = quantize(rows, found, spec)
+    zeros = None if found.zeros is None else pack(found.zeros.flatten(), spec.format)
+    factors = None
+    if plane.rank and tokens:
+        values = _unrows(dequantize(codes, found, spec), x.shape, plane)
+        factors = _factors(x - values, plane)
+    shape = (batch, heads, tokens, features)
+    return StoredPlane(pack(codes, spec.format), found.scales, zeros, factors, shape)
+
+
+def restore(stored: StoredPlane, plane: PlaneScheme, *, rotated: bool = False) -> Tensor:
+    """Return what was stored, float32 [B, H, n, D]; `rotated`: before R is undone."""
+    spec, columns = plane.spec, _columns(stored, plane)
+    zeros = None
+    if stored.zeros is not None:
+        count = stored.scales.numel()
+        zeros = unpack(stored.zeros, spec.format, count).reshape(stored.scales.shape)
+    codes = unpack(stored.codes, spec.format, columns)
+    rows = dequantize(codes, QParams(stored.scales, zeros), spec)
+    values = _unrows(rows, torch.Size(stored.shape), plane)
+    if stored.factors is not None:
+        left, right = stored.factors
+        values = values + (left.float() @ right.float()).reshape(values.shape)
+    if plane.hadamard and not rotated:
+        return rotation(stored.shape[-1]).inverse(values)
+    return values
+
+
+def _rows(x_BHnD: Tensor, plane: PlaneScheme) -> Tensor:
+    """Return the rows whose groups share a scale: [B·H·n, D] or [B·H·D, n]."""
+    x = x_BHnD.transpose(-1, -2) if plane.per == "channel" else x_BHnD
+    return x.reshape(-1, x.shape[-1])
+
+
+def _unrows(rows: Tensor, shape: torch.Size, plane: PlaneScheme) -> Tensor:
+    batch, heads, tokens, features = shape
+    if plane.per == "token":
+        return rows.reshape(shape)
+    return rows.reshape(batch, heads, features, tokens).transpose(-1, -2)
+
+
+def _columns(stored: StoredPlane, plane: PlaneScheme) -> int:
+    return stored.shape[3] if plane.per == "token" else stored.shape[2]
+
+
+def _factors(error_BHnD: Tensor, plane: PlaneScheme) -> tuple[Tensor, Tensor]:
+    """Return A [B, H, m, f, r] and Bm [B, H, m, r, D] of m chunks of f tokens.
+
+    Raises ValueError for tokens that are no whole chunks.
+    """
+    batch, heads, tokens, features = error_BHnD.shape
+    if tokens % plane.flush:
+        raise ValueError(f"{tokens} tokens are no whole chunks of {plane.flush} tokens.")
+    chunks = error_BHnD.reshape(batch, heads, tokens // plane.flush, plane.flush, features)
+    finite = torch.isfinite(chunks).all(-1, keepdim=True).all(-2, keepdim=True)
+    left, sizes, right = torch.linalg.svd(chunks.where(finite, 0.0), full_matrices=False)
+    rank = min(plane.rank, sizes.shape[-1])
+    scaled = left[..., :rank] * sizes[..., None, :rank]
+    return scaled.half(), right[..., :rank, :].half()

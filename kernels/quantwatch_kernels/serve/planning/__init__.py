@@ -1,0 +1,1 @@
+"""Plans from measured samples: pure functions, no tensor, no clock, no file."""
