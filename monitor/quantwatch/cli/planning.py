@@ -9,11 +9,11 @@ from quantwatch.errors import UserError
 from quantwatch.kernel_lab import plan_tables
 from quantwatch.kernel_lab.plan_files import naming, size_in_bytes
 from quantwatch.kernel_lab.tables.model import Table
-from quantwatch_kernels.serve.planning.alpha_beta import GB
-from quantwatch_kernels.serve.planning.bandwidth import Rule
-from quantwatch_kernels.serve.planning.kv_bytes import KVPages
-from quantwatch_kernels.serve.planning.parallel import Layer
-from quantwatch_kernels.serve.planning.roofline import Ceilings
+from quantwatch_kernels.planning.alpha_beta import GB
+from quantwatch_kernels.planning.bandwidth import Rule
+from quantwatch_kernels.planning.kv_bytes import KVPages
+from quantwatch_kernels.planning.parallel import Layer
+from quantwatch_kernels.planning.roofline import Ceilings
 
 
 def deliver(session: Session, table: Table, out: Path | None) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quantwatch.errors import UserError
-from quantwatch_kernels.serve.planning.alpha_beta import GB, GIB
+from quantwatch_kernels.planning.alpha_beta import GB, GIB
 
 _LARGEST = 256 * 2**20
 _UNITS = {

@@ -21,15 +21,15 @@ from typing import Any
 from quantwatch.errors import UserError
 from quantwatch.kernel_lab.plan_files import naming, read_samples, read_toml, size_in_bytes
 from quantwatch.kernel_lab.tables.model import Cell, Column, Table
-from quantwatch_kernels.serve.planning.alpha_beta import (
+from quantwatch_kernels.planning.alpha_beta import (
     GB,
     GIB,
     AlphaBeta,
     Transfer,
     fit_alpha_beta,
 )
-from quantwatch_kernels.serve.planning.offload import Group, place
-from quantwatch_kernels.serve.planning.topology import Topology
+from quantwatch_kernels.planning.offload import Group, place
+from quantwatch_kernels.planning.topology import Topology
 
 _ROOT = {"compute_s": (int, float), "tiers": dict, "links": list, "groups": list}
 _LINK = {"between": list, "samples": str}

@@ -6,17 +6,17 @@ from pathlib import Path
 from quantwatch.errors import UserError
 from quantwatch.kernel_lab.plan_files import naming, read_samples, read_text
 from quantwatch.kernel_lab.tables.model import Cell, Column, Table
-from quantwatch_kernels.serve.planning.alpha_beta import GB, GIB, AlphaBeta, fit_alpha_beta
-from quantwatch_kernels.serve.planning.bandwidth import (
+from quantwatch_kernels.planning.alpha_beta import GB, GIB, AlphaBeta, fit_alpha_beta
+from quantwatch_kernels.planning.bandwidth import (
     Rule,
     Sample,
     bottlenecks,
     measured_peak,
     utilisation,
 )
-from quantwatch_kernels.serve.planning.kv_bytes import KVPages
-from quantwatch_kernels.serve.planning.ncu_csv import parse_ncu_csv
-from quantwatch_kernels.serve.planning.parallel import (
+from quantwatch_kernels.planning.kv_bytes import KVPages
+from quantwatch_kernels.planning.ncu_csv import parse_ncu_csv
+from quantwatch_kernels.planning.parallel import (
     Device,
     Layer,
     all_reduce_cost,
@@ -26,14 +26,14 @@ from quantwatch_kernels.serve.planning.parallel import (
     sequence_parallel_from,
     tensor_parallel,
 )
-from quantwatch_kernels.serve.planning.pareto import (
+from quantwatch_kernels.planning.pareto import (
     epsilon_front,
     fronts,
     measured_point,
     surely_beaten,
 )
-from quantwatch_kernels.serve.planning.roofline import Ceilings, classify, merged
-from quantwatch_kernels.serve.planning.torch_trace import parse_torch_trace
+from quantwatch_kernels.planning.roofline import Ceilings, classify, merged
+from quantwatch_kernels.planning.torch_trace import parse_torch_trace
 
 _COLLECTIVES = {"all_reduce": all_reduce_cost, "all_to_all": all_to_all_cost}
 _MOST_TOKENS = 8192

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 Run = Callable[..., Any]
-DATA = Path(__file__).parents[2] / "kernels/serve/planning/data"
+DATA = Path(__file__).parents[2] / "kernels/planning/data"
 KV = ("--layers", "30", "--kv-heads", "3", "--head-dim", "64")
 LAYER = (
     "--hidden", "4096", "--heads", "32", "--kv-heads", "8", "--head-dim", "128",

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from quantwatch_kernels.serve.planning.topology import Topology
+from quantwatch_kernels.planning.topology import Topology
 
 __all__ = ["Group", "Placement", "place"]
 

@@ -15,7 +15,7 @@ FLOPs (the same in both), devices that differ.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from quantwatch_kernels.serve.planning.alpha_beta import AlphaBeta, Transfer
+from quantwatch_kernels.planning.alpha_beta import AlphaBeta, Transfer
 
 __all__ = ["Device", "Layer", "Wire", "all_reduce_cost", "all_to_all_cost", "as_transfer",
            "sequence_parallel", "sequence_parallel_from", "tensor_parallel",

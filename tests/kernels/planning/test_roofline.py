@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from quantwatch_kernels.serve.planning.ncu_csv import parse_ncu_csv
-from quantwatch_kernels.serve.planning.roofline import Ceilings, KernelTime, classify, merged
-from quantwatch_kernels.serve.planning.torch_trace import parse_torch_trace
+from quantwatch_kernels.planning.ncu_csv import parse_ncu_csv
+from quantwatch_kernels.planning.roofline import Ceilings, KernelTime, classify, merged
+from quantwatch_kernels.planning.torch_trace import parse_torch_trace
 
 DATA = Path(__file__).with_name("data")
 RAW, DETAILS, GPU = (

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantwatch_kernels.serve.planning import offload
-from quantwatch_kernels.serve.planning.alpha_beta import AlphaBeta
-from quantwatch_kernels.serve.planning.offload import Group, place
-from quantwatch_kernels.serve.planning.topology import Topology
+from quantwatch_kernels.planning import offload
+from quantwatch_kernels.planning.alpha_beta import AlphaBeta
+from quantwatch_kernels.planning.offload import Group, place
+from quantwatch_kernels.planning.topology import Topology
 
 PCIE, NVLINK, DISK = AlphaBeta(10e-6, 1e-10), AlphaBeta(2e-6, 1e-11), AlphaBeta(1e-4, 1e-9)
 

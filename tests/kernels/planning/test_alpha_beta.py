@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantwatch_kernels.serve.planning.alpha_beta import (
+from quantwatch_kernels.planning.alpha_beta import (
     GB,
     GIB,
     AlphaBeta,

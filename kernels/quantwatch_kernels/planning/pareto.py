@@ -18,7 +18,7 @@ from math import comb, isfinite
 from statistics import median
 from typing import NamedTuple
 
-from quantwatch_kernels.serve.planning.kv_bytes import KVPages
+from quantwatch_kernels.planning.kv_bytes import KVPages
 
 __all__ = ["Interval", "Point", "dominates", "epsilon_front", "fronts", "measured_point",
            "median_interval", "surely_beaten"]  # fmt: skip

@@ -7,7 +7,7 @@ few bytes prefer few hops, many bytes prefer wide ones.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quantwatch_kernels.serve.planning.alpha_beta import AlphaBeta
+from quantwatch_kernels.planning.alpha_beta import AlphaBeta
 
 __all__ = ["Topology"]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantwatch_kernels.serve.planning.bandwidth import (
+from quantwatch_kernels.planning.bandwidth import (
     Rule,
     Sample,
     bottlenecks,

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from quantwatch_kernels.serve.planning.parallel import all_reduce_cost, token_shards
+from quantwatch_kernels.planning.parallel import all_reduce_cost, token_shards
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, TOKENS, RANKS = 24, 4, 2, 6, 20, 5, 2
 

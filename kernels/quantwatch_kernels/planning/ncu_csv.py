@@ -17,7 +17,7 @@ import csv
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from quantwatch_kernels.serve.planning.roofline import KernelTime
+from quantwatch_kernels.planning.roofline import KernelTime
 
 __all__ = ["parse_ncu_csv"]
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from quantwatch_kernels.serve.planning.roofline import KernelTime
+from quantwatch_kernels.planning.roofline import KernelTime
 
 __all__ = ["Trace", "parse_torch_trace"]
 

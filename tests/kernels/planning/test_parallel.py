@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantwatch_kernels.serve.planning.alpha_beta import AlphaBeta, fit_alpha_beta
-from quantwatch_kernels.serve.planning.parallel import (
+from quantwatch_kernels.planning.alpha_beta import AlphaBeta, fit_alpha_beta
+from quantwatch_kernels.planning.parallel import (
     Device,
     Layer,
     all_reduce_cost,

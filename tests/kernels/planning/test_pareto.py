@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantwatch_kernels.serve.planning.kv_bytes import KVPages
-from quantwatch_kernels.serve.planning.pareto import (
+from quantwatch_kernels.planning.kv_bytes import KVPages
+from quantwatch_kernels.planning.pareto import (
     Point,
     dominates,
     epsilon_front,
