@@ -68,13 +68,17 @@ AttentionInterface.register(NAME, _attention)
 AttentionMaskInterface.register(NAME, eager_mask)
 
 
-def serve_through_(model: Any, scheme: KVScheme, prefill: int = 0) -> None:
-    """Make `model` attend through a cache of this scheme from now on.
+def serve_through_(model: Any, scheme: KVScheme, prefill: int = 0) -> int:
+    """Make `model` attend through a cache of this scheme from now on; returns a head's width.
 
     The first `prefill` tokens of a text come at once, the others one by one. Raises ValueError for
     a model whose attention can't be replaced, and for high layers that it doesn't have.
     """
-    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    config = getattr(model, "config", None)
+    if not hasattr(config, "get_text_config"):
+        raise ValueError(f"{type(model).__name__} is no model of transformers.")
+    text = config.get_text_config(decoder=True)
+    count = text.num_hidden_layers
     if any(layer >= count for layer in scheme.high_layers):
         raise ValueError(
             f"layers {list(scheme.high_layers)} are to stay high; the model has {count}."
@@ -87,6 +91,7 @@ def serve_through_(model: Any, scheme: KVScheme, prefill: int = 0) -> None:
         raise ValueError(f"{type(model).__name__}: its attention can't be replaced.")
     for module in attentions:
         setattr(module, _STATE, (scheme, prefill))
+    return int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from quantwatch.config.base import Strict
 from quantwatch.config.recipes import RecipeConfig, is_recipe_file, recipe_config
 from quantwatch.config.scopes import scope_problem
+from quantwatch.config.serving import ServeConfig
 
 
 def _table_or_name(value: object) -> str:
@@ -98,6 +99,9 @@ class VariantConfig(Strict):
         description="How a quantized candidate is computed. dequantized: float arithmetic on the "
         "quantized values.",
     )
+    serve: ServeConfig | None = Field(
+        default=None, description="Run it through paths of a serving engine; plain when absent."
+    )
     faults: tuple[FaultConfig, ...] = Field(default=(), description="Faults planted on purpose.")
 
     @property
@@ -122,6 +126,8 @@ class VariantConfig(Strict):
             raise ValueError("gguf_file and revision belong to model, not to factory")
         if self.execution != "dequantized" and self.recipe is None:
             raise ValueError(f'execution = "{self.execution}" needs a recipe')
+        if self.serve is not None and self.attention is not None:
+            raise ValueError("serve.kv_cache has an attention of its own: leave attention out")
         if self.attention == "flash_attention_2" and not self.device.startswith("cuda"):
             raise ValueError('attention = "flash_attention_2" needs device = "cuda"')
         return self

@@ -14,6 +14,7 @@ from torch import nn
 
 from quantwatch.config.recipes import recipe_digest
 from quantwatch.config.schema import FaultConfig, RecipeConfig
+from quantwatch.config.serving import ServeConfig
 from quantwatch.errors import ResourceError
 from quantwatch.models.checkpoint import read_config
 from quantwatch.models.quantized import leaf_tensors
@@ -107,8 +108,17 @@ def fault_sha(faults: tuple[FaultConfig, ...]) -> str:
     return canonical_sha([fault.model_dump(mode="json") for fault in faults]) if faults else ""
 
 
-def serve_sha(module: nn.Module, dtype: torch.dtype, device: str, execution: str) -> str:
-    """Return the digest of how a model is computed: dtype, device type, attention, execution."""
+def serve_sha(
+    module: nn.Module,
+    dtype: torch.dtype,
+    device: str,
+    execution: str,
+    serve: ServeConfig | None = None,
+) -> str:
+    """Return the digest of how a model is computed: dtype, device type, attention, execution.
+
+    And of its serving, if it has any: without, the digest is what it always was.
+    """
     settings = getattr(module, "config", None)
     attention = getattr(settings, "_attn_implementation", None)
     return canonical_sha(
@@ -117,6 +127,7 @@ def serve_sha(module: nn.Module, dtype: torch.dtype, device: str, execution: str
             "device": torch.device(device).type,
             "attention": attention,
             "execution": execution,
+            **({} if serve is None else {"serve": serve.model_dump(mode="json")}),
         }
     )
 

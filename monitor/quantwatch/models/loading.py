@@ -9,6 +9,7 @@ from torch import nn
 
 from quantwatch.config.recipes import is_recipe_file, recipe_config
 from quantwatch.config.schema import FaultConfig, RecipeConfig, VariantConfig
+from quantwatch.config.serving import ServeConfig
 from quantwatch.domain import EMBEDDING, HEAD, Fingerprint, Json, Variant
 from quantwatch.errors import ModelError
 from quantwatch.models import fingerprints
@@ -26,6 +27,7 @@ from quantwatch.models.recipes import (
     fallback_notes,
     stage_notes,
 )
+from quantwatch.models.serving import serve
 from quantwatch.models.shapes import context_length, real_ids
 from quantwatch.models.sources import resolve_source
 from quantwatch.models.tokenizers import tokenizer_sha
@@ -42,6 +44,7 @@ class _Changes:
     faults: tuple[FaultConfig, ...] = ()
     inputs: CalibrationInputs | None = None
     """What the recipe is calibrated on."""
+    serve: ServeConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ def load_variant(
         described |= {"kind": source.kind, "resolved": opened.resolved}
         prepare(opened.module)
         inputs = recipe and calibration_inputs(recipe, opened.module, opened.tokenizer, calibrate)
-        changes = _Changes(recipe, config.execution, config.faults, inputs or None)
+        changes = _Changes(recipe, config.execution, config.faults, inputs or None, config.serve)
         return _finish(name, opened, changes, described)
 
 
@@ -115,6 +118,7 @@ def _finish(name: str, opened: Opened, changes: _Changes, source: Json) -> Loade
     anatomy = _anatomy(opened)
     dtype = opened.dtype or _computing_dtype(opened, anatomy)
     figures = _change(opened, changes, anatomy, dtype)
+    served = () if changes.serve is None else serve(module, changes.serve)
     ids, notes = real_ids(module, anatomy, opened.tokenizer)
     variant = Variant(
         name=name,
@@ -123,7 +127,7 @@ def _finish(name: str, opened: Opened, changes: _Changes, source: Json) -> Loade
         size_bytes=figures.size_bytes,
         bits_per_weight=figures.bits_per_weight,
         source=source,
-        notes=(*opened.notes, *figures.notes, *notes),
+        notes=(*opened.notes, *figures.notes, *served, *notes),
         skipped=figures.skipped,
     )
     read = () if changes.inputs is None else tuple(changes.inputs.ids)
@@ -205,6 +209,8 @@ def _fingerprint(
         config_sha=opened.config_sha,
         tokenizer_sha=tokenizer_sha(opened.tokenizer),
         recipe_sha=fingerprints.recipe_sha(changes.recipe, figures.calibration_sha),
-        serve_sha=fingerprints.serve_sha(opened.module, dtype, device, figures.execution),
+        serve_sha=fingerprints.serve_sha(
+            opened.module, dtype, device, figures.execution, changes.serve
+        ),
         fault_sha=fingerprints.fault_sha(changes.faults),
     )

@@ -119,6 +119,18 @@ MISTAKES = {
         'model = "m"\nexecution = "aten"',
         f'{CANDIDATE}: execution = "aten" needs a recipe',
     ),
+    "unknown KV cache": (
+        'model = "m"\nserve = { kv_cache = "int5" }',
+        f"{CANDIDATE}.serve.kv_cache: 'int5' is no KV cache; allowed: int8, ",
+    ),
+    "KV cache with another end": (
+        'model = "m"\nserve = { kv_cache = "int4+low1" }',
+        f"{CANDIDATE}.serve.kv_cache: 'int4+low1': after + comes highN,M…",
+    ),
+    "a KV cache and an attention": (
+        'model = "m"\nattention = "eager"\nserve = { kv_cache = "int4" }',
+        f"{CANDIDATE}: serve.kv_cache has an attention of its own",
+    ),
     "flash attention on a CPU": (
         'model = "m"\nattention = "flash_attention_2"',
         f'{CANDIDATE}: attention = "flash_attention_2" needs device = "cuda"',

@@ -36,6 +36,7 @@ from quantwatch.config.schema import (
     SuiteConfig,
     VariantConfig,
 )
+from quantwatch.config.serving import ServeConfig
 from quantwatch.config.watching import FlappingConfig, MaintenanceConfig
 
 PAGE = Path(__file__).parents[3] / "docs" / "settings.md"
@@ -62,6 +63,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "recipe.activations": ActivationsConfig,
     "recipe.rotation": RotationConfig,
     "recipe.calibration": CalibrationConfig,
+    "serve": ServeConfig,
     "faults": FaultConfig,
     "suite": SuiteConfig,
     "rules": RuleConfig,

@@ -102,6 +102,28 @@ def test_a_planted_fault_is_named_and_judged(folder: Path) -> None:
     assert mlp.mean == pytest.approx(0.05, rel=1e-5)
 
 
+def test_a_serving_choice_is_a_candidate(folder: Path) -> None:
+    """Catches a KV cache that costs nothing because nobody runs through it, or the reference does.
+
+    Prompts are padded in batches here: each query must find what it would alone.
+    """
+    caches = [
+        {"name": name, "model": "tiny", "serve": {"kv_cache": name}}
+        for name in ("int8", "int2-plain")
+    ]
+    run = run_check(request_for(folder, *caches), database=None, progress=Quiet())
+    kl = [candidate.find("logit_kl", "model") for candidate in run.candidates]
+    means = [m.mean for m in kl if m is not None and m.mean is not None]
+    assert 0 < means[0] < 0.01 * means[1]
+    alone = request_for(folder, *caches, batch_tokens=1)
+    again = run_check(alone, database=None, progress=Quiet())
+    for one, other in zip(run.candidates, again.candidates, strict=True):
+        first, second = (c.find("logit_kl", "model") for c in (one, other))
+        assert first is not None
+        assert second is not None
+        assert first.mean == pytest.approx(second.mean, rel=1e-3)
+
+
 def test_the_store_gives_back_the_run(folder: Path, database: Database) -> None:
     """Catches anything lost or rounded between the pipeline and the database."""
     request = request_for(

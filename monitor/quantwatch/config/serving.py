@@ -1,0 +1,32 @@
+"""How a candidate is served: the paths of a serving engine that change numbers."""
+
+from pydantic import Field, field_validator
+
+from quantwatch.config.base import Strict
+
+KV_CACHES = (
+    "int8", "int8-asymmetric", "int4-symmetric", "int4-plain", "int4-g32", "int4-hadamard", "int4",
+    "int4-window", "kivi4", "kivi4-window", "kivi4-r4", "kivi2", "kivi2-r4", "int2", "int2-plain",
+)  # fmt: skip
+"""Schemes by name, as `quantwatch_kernels.serve.kv_scheme` has them; here no torch is imported."""
+
+
+class ServeConfig(Strict):
+    """What a model runs through beside its weights."""
+
+    kv_cache: str = Field(
+        description="A quantized KV cache by its name, e.g. int8, int4, kivi2: see `kernels table "
+        "kv`. `int4+high0,1` keeps the cache of layers 0 and 1 in full precision. Each query reads "
+        "codes or full precision as it would when tokens come one by one."
+    )
+
+    @field_validator("kv_cache")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        base, plus, rest = name.partition("+")
+        if base not in KV_CACHES:
+            raise ValueError(f"{base!r} is no KV cache; allowed: {', '.join(KV_CACHES)}")
+        numbers = rest.removeprefix("high").split(",")
+        if plus and not (rest.startswith("high") and all(part.isdecimal() for part in numbers)):
+            raise ValueError(f"{name!r}: after + comes highN,M…, layers in full precision")
+        return name

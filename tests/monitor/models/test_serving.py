@@ -1,0 +1,71 @@
+"""A candidate that is served through a quantized KV cache."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.monitor.tiny_models import save_byte_model
+from torch import nn
+
+from quantwatch.config.schema import VariantConfig
+from quantwatch.config.serving import KV_CACHES, ServeConfig
+from quantwatch.errors import ModelError
+from quantwatch.models.loaded import LoadedModel
+from quantwatch.models.loading import load_variant
+from quantwatch.models.serving import serve
+from quantwatch_kernels.serve.kv_scheme import SCHEMES
+from quantwatch_kernels.serve.kv_single_pass import quantized_kv
+
+IDS = torch.tensor([[7, 99, 3, 250, 17, 42, 8, 91, 5, 6, 77, 1]])
+
+
+def loaded(folder: Path, **settings: Any) -> LoadedModel:
+    config = VariantConfig(model=str(folder / "m"), **settings)
+    return load_variant("c", config, base_dir=folder, cache_dir=folder / "cache")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_byte_model(tmp_path / "m", scale=4.0)
+    return tmp_path
+
+
+def test_the_names_are_those_of_the_kernels() -> None:
+    """Catches a cache that can't be named in a check, and a name that leads nowhere."""
+    assert list(KV_CACHES) == list(SCHEMES)
+
+
+def test_it_runs_through_the_cache(folder: Path) -> None:
+    """Catches a choice that is written down and not carried out, or is another fingerprint's."""
+    plain, served = loaded(folder), loaded(folder, serve={"kv_cache": "int4-plain"})
+    with torch.no_grad():
+        expected = plain.module(IDS, use_cache=False).logits
+        found = served.module(IDS, use_cache=False).logits
+        with quantized_kv(plain.module, SCHEMES["int4-plain"]):
+            through = plain.module(IDS, use_cache=False).logits
+    assert torch.equal(found, through)
+    assert not torch.allclose(found, expected, atol=1e-3)
+    assert plain.variant.fingerprint.serve_sha != served.variant.fingerprint.serve_sha
+    assert plain.variant.fingerprint.weights_sha == served.variant.fingerprint.weights_sha
+    assert served.variant.source["serve"] == {"kv_cache": "int4-plain"}
+    assert "serve" not in plain.variant.source
+    note = "KV cache int4-plain: 6.500 bits per cached number at 512 tokens, attention in float32"
+    assert note in served.variant.notes
+
+
+def test_layers_in_full_precision(folder: Path) -> None:
+    """Catches a suffix that is lost on the way: with all layers high nothing is quantized."""
+    plain = loaded(folder, attention="eager")
+    served = loaded(folder, serve={"kv_cache": "int2-plain+high0,1"})
+    with torch.no_grad():
+        logits = [each.module(IDS, use_cache=False).logits for each in (plain, served)]
+    assert torch.allclose(*logits, atol=1e-5)
+
+
+def test_what_can_not_be_served(folder: Path) -> None:
+    """Catches a layer that isn't there, and a module without attention, as internal errors."""
+    with pytest.raises(ModelError, match=r"serve.kv_cache = 'int4\+high9': layers \[9\] are to"):
+        loaded(folder, serve={"kv_cache": "int4+high9"})
+    with pytest.raises(ModelError, match="Linear is no model of transformers"):
+        serve(nn.Linear(2, 2), ServeConfig(kv_cache="int8"))
