@@ -74,7 +74,7 @@ def serve_through_(model: Any, scheme: KVScheme, prefill: int = 0) -> int:
     The first `prefill` tokens of a text come at once, the others one by one. Raises ValueError for
     a model whose attention can't be replaced, and for high layers that it doesn't have.
     """
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if not hasattr(config, "get_text_config"):
         raise ValueError(f"{type(model).__name__} is no model of transformers.")
     text = config.get_text_config(decoder=True)

@@ -59,8 +59,8 @@ def test_layers_in_full_precision(folder: Path) -> None:
     plain = loaded(folder, attention="eager")
     served = loaded(folder, serve={"kv_cache": "int2-plain+high0,1"})
     with torch.no_grad():
-        logits = [each.module(IDS, use_cache=False).logits for each in (plain, served)]
-    assert torch.allclose(*logits, atol=1e-5)
+        one, other = (each.module(IDS, use_cache=False).logits for each in (plain, served))
+    assert torch.allclose(one, other, atol=1e-5)
 
 
 def test_what_can_not_be_served(folder: Path) -> None:
