@@ -188,7 +188,9 @@ def test_generate(name: str) -> None:
     assert torch.equal(again[0, 69:].argmax(-1), out[0, 70:])
     kept = 74 - (scheme.stored_end(74) - scheme.sinks)
     wanted = 2 * 2 * scheme.bits_per_element(74, 32) * 2 * 74 * 32 / 8 + 2 * 2 * 2 * kept * 32 * 2
-    assert cache.num_bytes == other.num_bytes == round(wanted)  # 32 bits, not 16, are kept here
+    # 32 bits, not 16, are kept here; zero points of a flush end on a byte.
+    flushes = sum(len(p.stored) for layer in cache.layers for p in layer._planes)
+    assert wanted <= cache.num_bytes == other.num_bytes <= wanted + flushes
 
 
 def test_codes_never_change() -> None:
