@@ -139,8 +139,10 @@ _HADAMARD4 = PlaneScheme(4, group=32, hadamard=True, clip="mse")
 _KEYS2 = PlaneScheme(2, "channel", 32, clip="mse", rank=4)
 _VALUES2 = PlaneScheme(2, "token", 32, hadamard=True, clip="mse", rank=4)
 SCHEMES: dict[str, KVScheme] = {
-    "int8": _both(PlaneScheme(8, symmetric=True)),
-    "int8-asymmetric": _both(PlaneScheme(8)),
+    "int8": _both(PlaneScheme(8, hadamard=True)),
+    "int8-symmetric": _both(PlaneScheme(8, symmetric=True)),
+    "int8-plain": _both(PlaneScheme(8)),
+    "kivi8": _kivi(8),
     "int4-symmetric": _both(PlaneScheme(4, symmetric=True)),
     "int4-plain": _both(PlaneScheme(4)),
     "int4-g32": _both(PlaneScheme(4, group=32)),
