@@ -27,7 +27,8 @@ def _serve(listener: socket.socket, target: tuple[str, int], header: str) -> Non
 
 
 def _connection(client: socket.socket, target: tuple[str, int], header: str) -> None:
-    with client, socket.create_connection(target) as server:
+    # An open page tries again after the server has stopped: that is no fault of the proxy.
+    with client, contextlib.suppress(OSError), socket.create_connection(target) as server:
         back = threading.Thread(target=_pump, args=(server, client, ""), daemon=True)
         back.start()
         _pump(client, server, header)

@@ -8,8 +8,8 @@ import quantwatch_dashboard
 
 ROOT = Path(quantwatch_dashboard.__file__).parent
 SHEET = (ROOT / "components/style.css").read_text(encoding="utf-8")
-FOREIGN = {"stApp", "stMainBlockContainer", "js-plotly-plot", "xtick", "ytick", "cbaxis"}
-FOREIGN |= {"g-xtitle", "g-ytitle", "cbtitle"}
+FOREIGN = {"stApp", "stMain", "stMainBlockContainer", "js-plotly-plot", "xtick", "ytick"}
+FOREIGN |= {"cbaxis", "g-xtitle", "g-ytitle", "cbtitle"}
 """Classes of Streamlit and Plotly."""
 
 

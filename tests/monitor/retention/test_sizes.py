@@ -56,7 +56,7 @@ def test_growth_follows_retention(
     db: Database, stored: Stored, config: RetentionConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches a forecast of years' worth of matrices that are thrown away after two nights."""
-    monkeypatch.setattr(disk, "free_bytes", lambda _: (10**9, 10**10))
+    monkeypatch.setattr(disk, "space", lambda _: disk.Space(10**9, 10**10))
     assert read_sizes(db, config).flows == ()
     stored.nightly(range(15))
     step(db, config)
@@ -69,7 +69,7 @@ def test_growth_follows_retention(
     assert layers[1] / sum(layers) == pytest.approx(1 / 7, rel=0.1), "one run a week stays"
     assert 0 < sizes.bytes_per_day < sizes.total_bytes
     assert sizes.full_in_days is None, "a gigabyte is more than a year of this"
-    monkeypatch.setattr(disk, "free_bytes", lambda _: None)
+    monkeypatch.setattr(disk, "space", lambda _: None)
     assert read_sizes(db, config).full_in_days is None
 
 
@@ -79,10 +79,10 @@ def test_a_full_disk_is_foreseen(
     """Catches a forecast that never says anything but "never"."""
     config = RetentionConfig()
     stored.nightly(range(4))
-    monkeypatch.setattr(disk, "free_bytes", lambda _: (0, 10**10))
+    monkeypatch.setattr(disk, "space", lambda _: disk.Space(0, 10**10))
     growth = read_sizes(db, config).bytes_per_day
     free = int(growth * 2)
-    monkeypatch.setattr(disk, "free_bytes", lambda _: (free, 10**10))
+    monkeypatch.setattr(disk, "space", lambda _: disk.Space(free, 10**10))
     sizes = read_sizes(db, config)
     assert sizes.full_in_days is not None
     assert sizes.full_in_days > 1.9
