@@ -37,6 +37,8 @@ class StoredPlane:
     """float16 [rows, groups]; float32 where float16 can't hold one."""
     zeros: Tensor | None
     """uint8 [bytes], packed like codes, row after row without a gap."""
+    means: Tensor | None
+    """float16 [B, H, m, 1, D] of m chunks of tokens."""
     factors: tuple[Tensor, Tensor] | None
     """float16 A [B, H, m, f, r] and Bm [B, H, m, r, D] of m chunks of f tokens."""
     shape: tuple[int, int, int, int]
@@ -45,7 +47,7 @@ class StoredPlane:
     def num_bytes(self) -> int:
         """Bytes of all that is stored."""
         tensors = [self.codes, self.scales, *(self.factors or ())]
-        tensors += [] if self.zeros is None else [self.zeros]
+        tensors += [tensor for tensor in (self.zeros, self.means) if tensor is not None]
         return sum(tensor.nbytes for tensor in tensors)
 
 
@@ -65,6 +67,9 @@ def store(x_BHnD: Tensor, plane: PlaneScheme) -> StoredPlane:
     if plane.per == "channel" and tokens % plane.flush:
         raise ValueError(f"{tokens} tokens are no whole groups of {plane.flush} tokens.")
     x = rotation(features)(x_BHnD.float()) if plane.hadamard else x_BHnD.float()
+    means = _means(x, plane) if plane.center and tokens else None
+    if means is not None:
+        x = _shifted(x, -means.float())
     rows = _rows(x, plane)
     spec = plane.spec
     found = mse_qparams(rows, spec) if plane.clip == "mse" else choose_qparams(rows, spec)
@@ -75,7 +80,7 @@ def store(x_BHnD: Tensor, plane: PlaneScheme) -> StoredPlane:
         values = _unrows(dequantize(codes, found, spec), x.shape, plane)
         factors = _factors(x - values, plane)
     shape = (batch, heads, tokens, features)
-    return StoredPlane(pack(codes, spec.format), found.scales, zeros, factors, shape)
+    return StoredPlane(pack(codes, spec.format), found.scales, zeros, means, factors, shape)
 
 
 def restore(stored: StoredPlane, plane: PlaneScheme, *, rotated: bool = False) -> Tensor:
@@ -91,9 +96,30 @@ def restore(stored: StoredPlane, plane: PlaneScheme, *, rotated: bool = False) -
     if stored.factors is not None:
         left, right = stored.factors
         values = values + (left.float() @ right.float()).reshape(values.shape)
+    if stored.means is not None:
+        values = _shifted(values, stored.means.float())
     if plane.hadamard and not rotated:
         return rotation(stored.shape[-1]).inverse(values)
     return values
+
+
+def _means(x_BHnD: Tensor, plane: PlaneScheme) -> Tensor:
+    """Return the mean of each feature over each chunk, 0 where one isn't finite."""
+    means = _chunks(x_BHnD, plane).mean(-2, keepdim=True).half()
+    return means.where(torch.isfinite(means), 0.0)
+
+
+def _shifted(x_BHnD: Tensor, by: Tensor) -> Tensor:
+    chunks = x_BHnD.reshape(*x_BHnD.shape[:2], by.shape[2], -1, x_BHnD.shape[-1])
+    return (chunks + by).reshape(x_BHnD.shape)
+
+
+def _chunks(x_BHnD: Tensor, plane: PlaneScheme) -> Tensor:
+    """Return [B, H, m, f, D]. Raises ValueError for tokens that are no whole chunks."""
+    batch, heads, tokens, features = x_BHnD.shape
+    if tokens % plane.flush:
+        raise ValueError(f"{tokens} tokens are no whole chunks of {plane.flush} tokens.")
+    return x_BHnD.reshape(batch, heads, tokens // plane.flush, plane.flush, features)
 
 
 def _rows(x_BHnD: Tensor, plane: PlaneScheme) -> Tensor:
@@ -114,14 +140,8 @@ def _columns(stored: StoredPlane, plane: PlaneScheme) -> int:
 
 
 def _factors(error_BHnD: Tensor, plane: PlaneScheme) -> tuple[Tensor, Tensor]:
-    """Return A [B, H, m, f, r] and Bm [B, H, m, r, D] of m chunks of f tokens.
-
-    Raises ValueError for tokens that are no whole chunks.
-    """
-    batch, heads, tokens, features = error_BHnD.shape
-    if tokens % plane.flush:
-        raise ValueError(f"{tokens} tokens are no whole chunks of {plane.flush} tokens.")
-    chunks = error_BHnD.reshape(batch, heads, tokens // plane.flush, plane.flush, features)
+    """Return A [B, H, m, f, r] and Bm [B, H, m, r, D] of m chunks of f tokens."""
+    chunks = _chunks(error_BHnD, plane)
     finite = torch.isfinite(chunks).all(-1, keepdim=True).all(-2, keepdim=True)
     left, sizes, right = torch.linalg.svd(chunks.where(finite, 0.0), full_matrices=False)
     rank = min(plane.rank, sizes.shape[-1])

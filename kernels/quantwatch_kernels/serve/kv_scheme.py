@@ -8,6 +8,8 @@ flush piles up errors, transformers#34189).
 - per token: one scale per token, head and group of features. Flushed token by token.
 - per channel (KIVI, 2402.02750): one scale per feature and `group` tokens, so that a feature that
   is large in every token has a scale of its own. Only whole groups are flushed.
+- `center`: a chunk's mean of each feature is kept in float16 and taken off first. Keys have
+  features that are large in every token: they set the scale of all the others.
 - `hadamard`: the features of each head are rotated first, the query with them.
 - `rank`: the rounding error of each flushed chunk and head is kept as a product of that rank (GEAR,
   2403.05527), in float16.
@@ -27,7 +29,7 @@ from quantwatch_kernels.quantize.recipe import PerChannel, PerGroup, WeightSpec
 __all__ = ["SCHEMES", "KVScheme", "PlaneScheme", "scheme_named"]
 
 CHUNK = 64
-"""Tokens whose error shares a low-rank product, where no group says otherwise."""
+"""Tokens that share a mean or a low-rank product, where no group says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class PlaneScheme:
     """per token: features that share a scale, None for all of a head; per channel: tokens."""
     symmetric: bool = False
     hadamard: bool = False
+    center: bool = False
+    """Take each feature's mean over a chunk of tokens off first; per token only."""
     clip: Literal["none", "mse"] = "none"
     rank: int = 0
 
@@ -51,6 +55,8 @@ class PlaneScheme:
             raise ValueError(f"per channel needs groups of at least 2 tokens; not {self.group}.")
         if self.group is not None and self.group < 2:
             raise ValueError(f"a group has at least 2 features; not {self.group}.")
+        if self.center and self.per == "channel":
+            raise ValueError("center goes with scales per token: per channel each has its own.")
         if self.rank < 0:
             raise ValueError(f"a rank is 0 or more; not {self.rank}.")
 
@@ -68,7 +74,7 @@ class PlaneScheme:
         if self.per == "channel":
             assert self.group is not None
             return self.group
-        return CHUNK if self.rank else 1
+        return CHUNK if self.rank or self.center else 1
 
     def num_bits(self, tokens: int, features: int) -> int:
         """Return the bits of `tokens` flushed tokens of one head, products included."""
@@ -76,12 +82,11 @@ class PlaneScheme:
         groups = -(-columns // self.spec.granularity.group_size(columns)) if columns else 0
         codes = 8 * self.spec.format.num_bytes(rows, columns)
         zeros = 0 if self.symmetric else self.bits
+        chunks = -(-tokens // self.flush)
         rank = min(self.rank, self.flush, features)
-        return (
-            codes
-            + rows * groups * (16 + zeros)
-            + 16 * rank * (tokens + -(-tokens // self.flush) * features)
-        )
+        products = 16 * rank * (tokens + chunks * features)
+        means = 16 * chunks * features if self.center else 0
+        return codes + rows * groups * (16 + zeros) + products + means
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +145,9 @@ _KEYS2 = PlaneScheme(2, "channel", 32, clip="mse", rank=4)
 _VALUES2 = PlaneScheme(2, "token", 32, hadamard=True, clip="mse", rank=4)
 SCHEMES: dict[str, KVScheme] = {
     "int8": _both(PlaneScheme(8, hadamard=True)),
+    "int8-centered": KVScheme(
+        PlaneScheme(8, hadamard=True, center=True), PlaneScheme(8, hadamard=True)
+    ),
     "int8-symmetric": _both(PlaneScheme(8, symmetric=True)),
     "int8-plain": _both(PlaneScheme(8)),
     "kivi8": _kivi(8),
@@ -148,6 +156,7 @@ SCHEMES: dict[str, KVScheme] = {
     "int4-g32": _both(PlaneScheme(4, group=32)),
     "int4-hadamard": _both(PlaneScheme(4, hadamard=True)),
     "int4": _both(_HADAMARD4),
+    "int4-centered": KVScheme(replace(_HADAMARD4, center=True), _HADAMARD4),
     "int4-window": _both(_HADAMARD4, sinks=4, window=32),
     "kivi4": _kivi(4),
     "kivi4-window": _kivi(4, window=32),

@@ -5,9 +5,9 @@ from pydantic import Field, field_validator
 from quantwatch.config.base import Strict
 
 KV_CACHES = (
-    "int8", "int8-symmetric", "int8-plain", "kivi8", "int4-symmetric", "int4-plain", "int4-g32",
-    "int4-hadamard", "int4", "int4-window", "kivi4", "kivi4-window", "kivi4-r4", "kivi2",
-    "kivi2-r4", "int2", "int2-plain",
+    "int8", "int8-centered", "int8-symmetric", "int8-plain", "kivi8", "int4-symmetric",
+    "int4-plain", "int4-g32", "int4-hadamard", "int4", "int4-centered", "int4-window", "kivi4",
+    "kivi4-window", "kivi4-r4", "kivi2", "kivi2-r4", "int2", "int2-plain",
 )  # fmt: skip
 """Schemes by name, as `quantwatch_kernels.serve.kv_scheme` has them; here no torch is imported."""
 

@@ -97,6 +97,23 @@ def test_the_rotation_is_undone() -> None:
     assert torch.allclose(scores, query @ restore(stored, plane).mT, atol=1e-4)
 
 
+def test_the_mean_of_a_chunk_is_taken_off() -> None:
+    """Catches a mean over all chunks, one that is not put back, and bytes that are not counted."""
+    x, plain = cached(tokens=128), PlaneScheme(4)
+    x[..., 64:, 5] -= 20  # another mean in the second chunk
+    plane = PlaneScheme(4, center=True)
+    stored = store(x, plane)
+    means = (
+        torch.stack([part.mean(2) for part in torch.split(x.double(), 64, 2)], 2).half().double()
+    )
+    spread = means.repeat_interleave(64, 2)
+    expected = by_hand((x - spread).float(), plain) + spread
+    assert torch.allclose(restore(stored, plane).double(), expected, rtol=1e-5, atol=1e-5)
+    assert 8 * stored.num_bytes == 2 * 3 * plane.num_bits(128, 32)
+    errors = [(restore(store(x, p), p) - x).norm().item() for p in (plane, plain)]
+    assert errors[0] < 0.6 * errors[1]
+
+
 @pytest.mark.parametrize("rank", [1, 4, 32, 99])
 def test_the_product_is_the_best_of_its_rank(rank: int) -> None:
     """Catches V for Vh, singular values left out, one product for all heads (checklist 3)."""
@@ -166,6 +183,10 @@ BAD = {
     "bits": (lambda: PlaneScheme(1), "2 … 8 bits; not 1"),
     "one-token groups": (lambda: PlaneScheme(4, "channel", 1), "at least 2 tokens; not 1"),
     "no group": (lambda: PlaneScheme(4, "channel"), "at least 2 tokens; not None"),
+    "center": (
+        lambda: PlaneScheme(4, "channel", 8, center=True),
+        "center goes with scales per token",
+    ),
     "rank": (lambda: PlaneScheme(4, rank=-1), "a rank is 0 or more; not -1"),
     "sinks": (lambda: KVScheme(PlaneScheme(4), PlaneScheme(4), sinks=-1), "not -1 and 0"),
     "flush": (
