@@ -40,8 +40,48 @@ LONGEST = ("tests/real/", "tests/test_compose", "tests/monitor/episodes/test_tol
 """What is begun first, so that no process is left with minutes of work when the other is done."""
 
 
+WHOLE = (
+    # Pages as they are served.
+    *(
+        f"tests/dashboard/test_dashboard_{name}."
+        for name in (
+            "run", "states", "check_page", "overview", "leading", "addresses", "compare", "views",
+            "operations", "kernels", "queries", "alerts", "acts",
+        )
+    ),
+    # Models, quantized, saved or served as a whole.
+    *(
+        f"tests/kernels/{name}."
+        for name in (
+            "quantize/test_remember", "quantize/test_w4a8_recipe", "quantize/test_calibrate",
+            "quantize/test_sensitivity", "quantize/test_saved_basis", "quantize/test_hf_quantizer",
+            "quantize/test_compressed_tensors", "quantize/test_moe_families",
+            "serve/test_kv_attention", "serve/test_block_trace", "planning/test_parallel",
+        )
+    ),
+    # Runs from the models to the verdict, and processes beside each other.
+    *(
+        f"tests/monitor/{name}."
+        for name in (
+            "pipeline/test_baseline_runs", "pipeline/test_pipeline", "kernel_lab/test_allocate",
+            "kernel_lab/test_kv_table", "episodes/test_settling", "episodes/test_reopening_runs",
+            "episodes/test_candidates_not_judged", "capture/test_noise_floor",
+            "capture/test_identical_models", "worker/test_performing", "delivery/test_deliverer",
+            "scheduler/test_two_schedulers", "scheduler/test_loop", "store/test_store_recent",
+            "store/test_store_overview", "retention/test_retention", "cli/test_run_commands",
+            "cli/test_store_commands", "baselines/test_false_alerts",
+        )
+    ),
+)  # fmt: skip
+"""Files whose tests put together what others test alone: slow as a file, whatever one of them takes."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order files by how long their longest test takes; a file's own tests keep their order."""
+    """Mark files that are slow as a whole, and begin with what takes longest."""
+    for item in items:
+        if item.nodeid.startswith(WHOLE):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 

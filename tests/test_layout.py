@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.conftest import LONGEST, WHOLE
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
@@ -96,3 +97,9 @@ def test_light_modules_import_no_torch(module: str) -> None:
     """Catches a page or a --help that takes five seconds to start."""
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", [*WHOLE, *LONGEST])
+def test_what_is_slow_is_there(name: str) -> None:
+    """Catches a mark, or a place in the order, that was lost when a file was renamed."""
+    assert list(ROOT.glob(f"{name.rstrip('./')}*")), name
