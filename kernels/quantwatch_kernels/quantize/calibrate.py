@@ -106,7 +106,7 @@ def _quantize_decoder(
         with remembering(walk) as memory:
             for readers in called:
                 yield from _quantize_readers(walk, index, readers, notes)
-                for layer in readers:
+                for layer in readers if readers is not called[-1] else ():  # those run once more
                     memory.keep(layer.module)
             if uncalled or stacked:  # what is called after those was kept too early
                 memory.forget()

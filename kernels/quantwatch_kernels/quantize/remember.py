@@ -22,7 +22,8 @@ from quantwatch_kernels.quantize.walk import LayerWalk
 __all__ = ["Memory", "remembering"]
 
 LIMIT_BYTES = 2**30
-"""Of one decoder layer's outputs: 58,000 tokens of a model with 576 features, 6,800 with 4,096."""
+"""Of one decoder layer's outputs: 58,000 tokens of SmolLM2-135M in float32, 13,700 of Llama-3-8B in
+16 bits."""
 
 
 class Memory:

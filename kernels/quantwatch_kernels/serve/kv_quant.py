@@ -72,7 +72,8 @@ def store(x_BHnD: Tensor, plane: PlaneScheme) -> StoredPlane:
         x = _shifted(x, -means.float())
     rows = _rows(x, plane)
     spec = plane.spec
-    found = mse_qparams(rows, spec) if plane.clip == "mse" else choose_qparams(rows, spec)
+    searched = plane.clip == "mse" and rows.numel()
+    found = mse_qparams(rows, spec) if searched else choose_qparams(rows, spec)
     codes = quantize(rows, found, spec)
     zeros = None if found.zeros is None else pack(found.zeros.flatten(), spec.format)
     factors = None
@@ -125,7 +126,7 @@ def _chunks(x_BHnD: Tensor, plane: PlaneScheme) -> Tensor:
 def _rows(x_BHnD: Tensor, plane: PlaneScheme) -> Tensor:
     """Return the rows whose groups share a scale: [B·H·n, D] or [B·H·D, n]."""
     x = x_BHnD.transpose(-1, -2) if plane.per == "channel" else x_BHnD
-    return x.reshape(-1, x.shape[-1])
+    return x.reshape(x.shape[:-1].numel(), x.shape[-1])  # −1 says nothing of a chunk without tokens
 
 
 def _unrows(rows: Tensor, shape: torch.Size, plane: PlaneScheme) -> Tensor:

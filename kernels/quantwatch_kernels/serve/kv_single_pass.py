@@ -52,6 +52,8 @@ def _attention(
         raise ValueError(f"{type(module).__name__} has attention sinks of its own, not supported.")
     if query.shape[-2] != key.shape[-2]:
         raise ValueError("a pass through a quantized cache takes whole texts, without a cache.")
+    if mask is not None and not _begin_at_once(mask):
+        raise ValueError("a pass through a quantized cache takes texts padded on the right only.")
     scheme, prefill = getattr(module, _STATE)
     exact = coded = (key, value)
     if module.layer_idx not in scheme.high_layers:
@@ -62,6 +64,12 @@ def _attention(
     score = Score(kwargs.get("scaling"), kwargs.get("softcap"))
     out = mixed_attention(query, exact, coded, reads, mask, score)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _begin_at_once(mask: Tensor) -> bool:
+    """Say whether the first query of every text sees its own key: padding on the left hides it."""
+    first = mask[..., 0, 0]
+    return bool((first if mask.dtype == torch.bool else first > torch.finfo(mask.dtype).min).all())
 
 
 AttentionInterface.register(NAME, _attention)

@@ -239,4 +239,26 @@ def test_refused() -> None:
         cache.reorder_cache(torch.tensor([0]))
     with quantized_kv(model, SMALL), pytest.raises(ValueError, match="takes whole texts"):
         model(ids, cache=cache)
+    padded = torch.tensor([[0, 1, 1], [1, 1, 1]])
+    whole = torch.ones(2, 3, dtype=torch.long)
+    with quantized_kv(model, SMALL):
+        model(whole, attention_mask=padded.flip(1), use_cache=False)
+        with pytest.raises(ValueError, match="padded on the right only"):
+            model(whole, attention_mask=padded, use_cache=False)
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_texts_shorter_than_a_flush(name: str) -> None:
+    """Catches the range of nothing: no token is stored yet, or a single one."""
+    model = build("llama").double()  # as above: no last bit turns a code
+    for length in (1, 2, 33):
+        ids = torch.randint(3, 96, (2, length), generator=torch.Generator().manual_seed(length))
+        with torch.no_grad(), quantized_kv(model, SCHEMES[name]):
+            found = model(ids, use_cache=False).logits
+        expected, _ = decode(model, SCHEMES[name], ids, 0)
+        assert torch.allclose(found, expected, rtol=0, atol=1e-9)
+        if SCHEMES[name].stored_end(length) <= SCHEMES[name].sinks:
+            with torch.no_grad():
+                plain = model(ids, use_cache=False).logits
+            assert torch.allclose(found, plain, rtol=0, atol=1e-9)
