@@ -1,6 +1,6 @@
 """A KV cache of codes for transformers: `generate()`, prefill and decode, any attention.
 
-`model.generate(ids, past_key_values=QuantizedCache(scheme))`. Each layer keeps the sinks and the
+`model.generate(ids, cache=QuantizedCache(scheme, num_layers))`. Each layer keeps the sinks and the
 newest tokens in full precision and everything between as `StoredPlane`s, one per flush, which are
 never changed. `update` returns all keys and values, what is stored restored from its codes: a chunk
 of queries reads what is stored once its own keys are in. Restoring at each step costs time, not

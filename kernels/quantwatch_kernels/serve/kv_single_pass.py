@@ -22,7 +22,7 @@ from quantwatch_kernels.serve.kv_quant import restore, store
 from quantwatch_kernels.serve.kv_reads import reads_codes
 from quantwatch_kernels.serve.kv_scheme import KVScheme, PlaneScheme
 
-__all__ = ["quantized_kv", "serve_through_", "through_codes"]
+__all__ = ["head_features", "quantized_kv", "serve_through_", "through_codes"]
 
 NAME = "quantwatch_kv"
 
@@ -76,8 +76,14 @@ AttentionInterface.register(NAME, _attention)
 AttentionMaskInterface.register(NAME, eager_mask)
 
 
-def serve_through_(model: Any, scheme: KVScheme, prefill: int = 0) -> int:
-    """Make `model` attend through a cache of this scheme from now on; returns a head's width.
+def head_features(model: Any) -> int:
+    """Return the width of one head, of a transformers model."""
+    text = model.config.get_text_config(decoder=True)
+    return int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+
+
+def serve_through_(model: Any, scheme: KVScheme, prefill: int = 0) -> None:
+    """Make `model` attend through a cache of this scheme from now on.
 
     The first `prefill` tokens of a text come at once, the others one by one. Raises ValueError for
     a model whose attention can't be replaced, and for high layers that it doesn't have.
@@ -85,8 +91,7 @@ def serve_through_(model: Any, scheme: KVScheme, prefill: int = 0) -> int:
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "get_text_config"):
         raise ValueError(f"{type(model).__name__} is no model of transformers.")
-    text = config.get_text_config(decoder=True)
-    count = text.num_hidden_layers
+    count = config.get_text_config(decoder=True).num_hidden_layers
     if any(layer >= count for layer in scheme.high_layers):
         raise ValueError(
             f"layers {list(scheme.high_layers)} are to stay high; the model has {count}."
@@ -99,7 +104,6 @@ def serve_through_(model: Any, scheme: KVScheme, prefill: int = 0) -> int:
         raise ValueError(f"{type(model).__name__}: its attention can't be replaced.")
     for module in attentions:
         setattr(module, _STATE, (scheme, prefill))
-    return int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
 
 
 @contextmanager

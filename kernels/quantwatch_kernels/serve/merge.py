@@ -14,10 +14,14 @@ __all__ = ["merge_states"]
 
 
 def merge_states(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return (out [.., D], lse [..]) of parts of the same shapes. Raises ValueError for none."""
+    """Return (out [.., D], lse [..]) of parts of the same shapes, at least in float32.
+
+    Raises ValueError for none.
+    """
     if not parts:
         raise ValueError("there must be at least one part of attention to merge.")
-    outs, lses = (torch.stack([part[i].float() for part in parts]) for i in (0, 1))
+    dtype = torch.promote_types(parts[0][0].dtype, torch.float32)
+    outs, lses = (torch.stack([part[i].to(dtype) for part in parts]) for i in (0, 1))
     highest = lses.amax(0)
     base = torch.where(highest == -torch.inf, 0.0, highest)
     weights = (lses - base).exp()

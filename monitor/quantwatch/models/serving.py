@@ -5,7 +5,7 @@ from torch import nn
 from quantwatch.config.serving import ServeConfig
 from quantwatch.errors import ModelError
 from quantwatch_kernels.serve.kv_scheme import scheme_named
-from quantwatch_kernels.serve.kv_single_pass import serve_through_
+from quantwatch_kernels.serve.kv_single_pass import head_features, serve_through_
 
 _TOKENS = 512
 
@@ -17,10 +17,10 @@ def serve(module: nn.Module, config: ServeConfig) -> tuple[str, ...]:
     """
     scheme = scheme_named(config.kv_cache)
     try:
-        features = serve_through_(module, scheme)
+        serve_through_(module, scheme)
     except ValueError as error:
         raise ModelError(f"serve.kv_cache = {config.kv_cache!r}: {error}") from error
-    bits = scheme.bits_per_element(_TOKENS, features)
+    bits = scheme.bits_per_element(_TOKENS, head_features(module))
     return (
         f"KV cache {config.kv_cache}: {bits:.3f} bits per cached number at {_TOKENS} tokens, "
         "attention in float32",

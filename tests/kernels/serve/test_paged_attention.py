@@ -95,6 +95,17 @@ def test_each_query_sees_its_own_keys(
     assert torch.allclose(lse.double(), expected_lse, atol=2e-6)
 
 
+def test_float64_stays_float64() -> None:
+    """Catches parts that are merged in float32: a twin for float32 kernels needs more digits."""
+    batch = Batch([9, 17], [2, 1])
+    batch.pages = (batch.pages[0].double(), batch.pages[1].double())
+    batch.queries = [q.double() for q in batch.queries]
+    out, lse = batch.attend(AttentionRule(), pages_per_part=1)
+    expected, expected_lse = batch.by_hand(AttentionRule())
+    assert torch.allclose(out, expected, rtol=0, atol=1e-13)
+    assert torch.allclose(lse, expected_lse, rtol=0, atol=1e-13)
+
+
 def test_pages_that_a_window_left_behind() -> None:
     """Catches positions that begin anew at the first page that is still there."""
     rule = AttentionRule(window=6)

@@ -12,7 +12,6 @@ figures belong to that text and model alone.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from quantwatch.kernel_lab.measure import Figures, Yardstick
 from quantwatch.kernel_lab.references import load_reference, yardstick
@@ -21,10 +20,11 @@ from quantwatch.kernel_lab.tables.peers import is_peers, not_peers_note
 from quantwatch.kernel_lab.texts import WINDOW
 from quantwatch.models.loaded import LoadedModel
 from quantwatch_kernels.serve.kv_scheme import SCHEMES, KVScheme
-from quantwatch_kernels.serve.kv_single_pass import quantized_kv
+from quantwatch_kernels.serve.kv_single_pass import head_features, quantized_kv
 
 _PREFILL, _LAST = 384, 128
 _WINDOWS = 16
+"""At least so many windows of a text are measured: the protocol of the bars."""
 _COLUMNS = (
     Column("scheme", "scheme"),
     Column("windows", "measured on"),
@@ -60,7 +60,7 @@ PEERS = {
 def build(request: TableRequest) -> Table:
     """Measure each scheme; with `quick` three of them on fewer windows."""
     loaded = load_reference(request.model, request.cache_dir, off_grid_seed=None)
-    windows = _WINDOWS if request.windows is None else max(request.windows, _WINDOWS)
+    windows = request.windows and max(request.windows, _WINDOWS)
     windows = 2 if request.quick else windows
     measured = yardstick(loaded, request.text, windows=windows, last=_LAST)
     prefill = 0 if request.text is None else _PREFILL
@@ -102,7 +102,7 @@ def _row(
     peer: _Peer | None,
     reach: float | None,
 ) -> tuple[Cell, ...]:
-    features = _features(loaded)
+    features = head_features(loaded.module)
     stored = sum(p.num_bits(scheme.flush * 8, features) for p in (scheme.keys, scheme.values))
     goal = peer.kl / 2 if peer is not None else reach
     return (
@@ -115,18 +115,11 @@ def _row(
     )
 
 
-def _features(loaded: LoadedModel) -> int:
-    """Return the width of one head."""
-    module: Any = loaded.module
-    config = module.config.get_text_config(decoder=True)
-    known = getattr(config, "head_dim", None)
-    return int(known or config.hidden_size // config.num_attention_heads)
-
-
 def _notes(request: TableRequest, measured: Yardstick, comparable: bool) -> tuple[str, ...]:
     return (
-        f"{request.model} in float32 as it is, {measured.text.name}, {measured.text.num_scored} "
-        f"scored tokens; of a window of a text the first {_PREFILL} tokens come at once",
+        f"{request.model} in float32 as it is, {measured.text.name}, {len(measured.text.windows)} "
+        f"windows or prompts, {measured.text.num_scored} scored tokens; of a window of a text the "
+        f"first {_PREFILL} tokens come at once",
         "± se: clustered by window, of the difference to the same model with a full cache",
         *(() if comparable else (not_peers_note("llama.cpp's figures"),)),
     )
