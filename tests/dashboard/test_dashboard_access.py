@@ -63,6 +63,7 @@ def write_roles(tmp_path: Path, text: str = ROLES) -> None:
     (tmp_path / "quantwatch.toml").write_text(text)
 
 
+@pytest.mark.slow
 def test_at_this_machine_the_page_says_that_one_is_operator(empty_url: str) -> None:
     """Catches a role that nobody is told of."""
     shown = html(app())

@@ -35,6 +35,7 @@ def entries(db: Database) -> list[tuple[str, str, str]]:
     return [(one.actor, one.action, one.subject) for one in audit.list_entries(db)]
 
 
+@pytest.mark.slow
 def test_a_double_click_starts_one_run(db: Database) -> None:
     """Catches two runs of one click, one not of the check as applied, and one nobody asked for."""
     first = actions.run_now(ANN, "demo", KEY)

@@ -123,6 +123,7 @@ def test_a_file_of_all_prompts_has_whole_ones(monkeypatch: pytest.MonkeyPatch) -
     assert exports.matrix_csv([]) == b""
 
 
+@pytest.mark.slow
 def test_a_large_file_takes_little_more_than_itself() -> None:
     """Catches all cells as objects at a time: ten times the matrix, with the lock held."""
     grid = wide(20_000, scopes=20)

@@ -25,6 +25,7 @@ def make_grid(values: NDArray[np.float64], piece: str | None = " the") -> TokenG
     return TokenGrid(scopes, places, values, np.zeros(values.shape, bool))
 
 
+@pytest.mark.slow
 @given(
     rows=some.integers(1, 40),
     columns=some.integers(1, 300),

@@ -42,6 +42,7 @@ def test_every_option_is_known_to_streamlit() -> None:
     assert names <= set(config.get_config_options())
 
 
+@pytest.mark.slow
 def test_no_torch_and_quick() -> None:
     """Catches an import that makes the browser page wait for torch."""
     code = f"import sys; {MODULES}; bad = {{'torch', 'transformers', 'quantwatch_kernels'}} & set(sys.modules); sys.exit(str(bad) if bad else 0)"

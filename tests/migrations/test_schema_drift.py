@@ -61,6 +61,7 @@ def test_a_migrated_database_has_no_drift(database_url: str) -> None:
     assert schema_drift(database_url) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("statements", "words"), CASES.values(), ids=CASES)
 def test_drift_is_named(database_url: str, statements: Sequence[str], words: set[str]) -> None:
     """Catches a difference that passes, or is reported as a tuple nobody can read."""

@@ -69,6 +69,7 @@ def test_sampling_is_seeded_and_leaves_the_global_state(
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.slow
 def test_context_is_not_exceeded(decoder: Callable[[str], Any], pool: list[Tensor]) -> None:
     """The error names the sample, its tokens and the limit."""
     with pytest.raises(ValueError, match=r"sample 5 of .* 20 tokens and 29 .* context of 48"):

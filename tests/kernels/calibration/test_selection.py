@@ -18,6 +18,7 @@ from quantwatch_kernels.calibration.selection import (
 NAMES = get_args(SelectionName)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_deterministic_distinct_and_harmless(
     decoder: Callable[[str], Any], pool: list[Tensor], name: SelectionName
@@ -37,6 +38,7 @@ def test_deterministic_distinct_and_harmless(
     assert sorted(select_samples(model, pool, 8, name).indices) == list(range(8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["random", "hierarchical"])
 def test_the_seed_draws(
     decoder: Callable[[str], Any], pool: list[Tensor], name: SelectionName
@@ -46,6 +48,7 @@ def test_the_seed_draws(
     assert len({choose(name, measured, 3, seed=seed).indices for seed in range(20)}) > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_part_of_the_pool_needs_no_other_pass(
     decoder: Callable[[str], Any], pool: list[Tensor], name: SelectionName

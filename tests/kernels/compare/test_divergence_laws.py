@@ -28,6 +28,7 @@ def pair(rows: tuple[list[float], list[float]], shrink: float) -> tuple[Tensor, 
     return z, z + shrink * torch.tensor([rows[1]])
 
 
+@pytest.mark.slow
 @quick
 @given(row, scale)
 @example(([0.0, 17.0, 0.0], [0.0, 0.0, 35.5]), 1.0)  # a sum that rounding took above ln 2
@@ -43,6 +44,7 @@ def test_bounds(rows: tuple[list[float], list[float]], shrink: float) -> None:
     assert min(kl, reverse) >= 2 * tv**2 * (1 - 1e-5)
 
 
+@pytest.mark.slow
 @quick
 @given(row, scale)
 def test_exchanging_the_models(rows: tuple[list[float], list[float]], shrink: float) -> None:
@@ -54,6 +56,7 @@ def test_exchanging_the_models(rows: tuple[list[float], list[float]], shrink: fl
     assert_close(s.reverse_kl, t.logit_kl, rtol=2e-4, atol=1e-15, what="reverse")
 
 
+@pytest.mark.slow
 @quick
 @given(row, st.sampled_from([0.0, 0.1, 1.0]), st.floats(-100, 100, width=16))
 @example(([0.0, 1.6237837076187134], [0.0, 0.0]), 0.1, 3.0)  # δz rounds away what differs

@@ -290,6 +290,7 @@ BAD: dict[str, tuple[Callable[[], tuple[Tensor, Tensor, Tensor]], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_named(case: str) -> None:
     """Catches shapes that broadcast silently."""

@@ -42,6 +42,7 @@ def brute_force_fronts(vectors: list[tuple[float, ...]]) -> list[int]:
     return ranks
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(VECTORS)
 def test_fronts_are_those_of_brute_force(vectors: list[tuple[float, ...]]) -> None:

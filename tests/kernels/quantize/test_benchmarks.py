@@ -64,6 +64,7 @@ def test_cpu_ratios_run() -> None:
     assert printed["rows"]["1"]["bfloat16"]["ratio"] == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about a machine without a GPU")
 def test_gpu_script_says_that_there_is_no_device() -> None:
     """Catches a script that can't be imported here, or figures that came from nowhere."""

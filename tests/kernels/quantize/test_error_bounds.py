@@ -54,6 +54,7 @@ KINDS = (
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     st.sampled_from(SPECS),

@@ -55,6 +55,7 @@ def test_what_is_not_finite_is_an_error(name: Any, bad: float) -> None:
         observer.update(torch.tensor([[1.0, bad], [2.0, 3.0]]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ORDERLESS)
 @given(seed=st.integers(0, 1000))
 @settings(max_examples=20)

@@ -122,6 +122,7 @@ def test_a_full_disk_is_an_error_when_the_tier_is_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_system_refuses_a_file_that_is_too_large(tmp_path: Path) -> None:
     """The same without a fake: a real limit, in a process of its own, which must live on."""
     code = (

@@ -121,6 +121,7 @@ def monsters() -> Iterator[Member]:
         )
 
 
+@pytest.mark.slow
 def test_the_largest_message_is_small_enough() -> None:
     """Catches a message that receivers refuse: at most 20 kB, whatever there is to tell."""
     from quantwatch.store.outbox import canonical

@@ -130,6 +130,7 @@ said = st.sampled_from([B, X, C, U])
 IRREVERSIBLE = {Effect.FIRED, Effect.RESOLVED, Effect.DROPPED}
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(
     st.lists(said, max_size=30), said, said, st.integers(2, 4), st.sampled_from([None, 4, 6, 30])

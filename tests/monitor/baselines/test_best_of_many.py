@@ -94,6 +94,7 @@ def is_worse(comparison: Comparison) -> bool:
     return weigh(RULE, comparison, {}).finding is Finding.BREACH
 
 
+@pytest.mark.slow
 def test_nights_like_all_others_are_quiet_against_the_best_of_them() -> None:
     """Catches the winner's curse: several false alerts in 60 nights of one series."""
     assert max(false_alerts(seed, knows=True) for seed in range(5)) <= 1

@@ -72,6 +72,7 @@ tables = st.dictionaries(
 floors = st.dictionaries(st.tuples(st.text(max_size=5), st.text(max_size=5)), st.floats())
 
 
+@pytest.mark.slow
 @given(st.lists(rows, max_size=3), tables, floors)
 def test_any_run_survives_the_round_trip(
     measured: list[Measurement], table: dict[str, Any], floor: dict[tuple[str, str], float]

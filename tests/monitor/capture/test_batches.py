@@ -99,6 +99,7 @@ def test_other_composition(length: int, limit: int | None, width: int, companion
     assert regroup(prompts[0], prompts[:1], limit).companions[0][0] == prompts[0].token_ids[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral", "opt", "own"])
 def test_padding_changes_nothing_beyond_the_floor(kit: Any, family: str) -> None:
     """Would catch an attention to padding: the same prompts alone and together."""

@@ -224,6 +224,7 @@ def garbage(handler: BaseHTTPRequestHandler) -> None:
     handler.wfile.write(b"220 mail.example ESMTP\r\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("misbehave", "codes"),
     [

@@ -311,6 +311,7 @@ def test_changed_setting_enables_again(db: Database, receiver: Receiver) -> None
     assert states(db) == ["dead", "delivered"]
 
 
+@pytest.mark.slow
 def test_five_days_without_success_disable(sqlite_db: Database, closed_port: int) -> None:
     """Catches an endpoint that is tried for months, and one that is disabled without notice."""
     lane = lane_to(sqlite_db, endpoint_to(closed_port))

@@ -70,6 +70,7 @@ def test_end_that_was_suppressed(db: Database, receiver: Receiver, what: str) ->
     assert states(db) == ["delivered", "delivered"]
 
 
+@pytest.mark.slow
 def test_end_that_was_delivered(db: Database, receiver: Receiver) -> None:
     """Catches PagerDuty's incident that a replay opens again after it was resolved."""
     lane = lane_to(db, endpoint_to(receiver.port))

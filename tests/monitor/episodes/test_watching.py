@@ -260,6 +260,7 @@ def test_a_check_without_a_schedule_has_no_dead_man(service: Service) -> None:
     assert service.bodies()[1]["data"]["alerts"][0]["resolve_reason"] == "rule_deleted"
 
 
+@pytest.mark.slow
 def test_a_rule_that_is_switched_off_is_closed_without_a_run(service: Service, say: Say) -> None:
     """Catches an alert that waits for the next night to be closed (X21)."""
     service.run(say("breach"), say("breach", "top1-agreement"))

@@ -70,6 +70,7 @@ def by_calibration(measured: Yardstick, name: SelectionName) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_whole_calibrations(yardstick: Yardstick) -> None:
     """Catches ranges of other samples, a measured set mistaken for another, seeds not paired."""
     rows: dict[str, Any] = {row["selection"]: row for row in to_json(table())["rows"]}

@@ -223,6 +223,7 @@ limit = 6
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quick", [False, True], ids=["whole", "quick"])
 @pytest.mark.parametrize("with_text", [False, True], ids=["core-v1", "text"])
 def test_rows_are_calibrated_as_their_files_say(

@@ -101,6 +101,7 @@ def test_one_broken_token_is_not_averaged_away(model: Any) -> None:
     assert found.accuracy_reference == Yardstick(model, TEXT, {}).measure(model).accuracy
 
 
+@pytest.mark.slow
 def test_what_recipes_share_is_computed_once(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches the head's inputs of other texts, and a forward pass for each recipe of a table."""
     spec = replace(Recipe.named("uint4-g16").weights, method="gptq")

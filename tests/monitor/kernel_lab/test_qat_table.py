@@ -58,6 +58,7 @@ def test_only_the_last_blocks_change_and_only_for_a_while(bench: QatBench) -> No
         assert torch.equal(value, before[name]), name
 
 
+@pytest.mark.slow
 def test_table(tmp_path: Path) -> None:
     """Catches a cell under another heading, and means that aren't over the seeds."""
     said: list[str] = []

@@ -124,6 +124,7 @@ def _bitsandbytes(folder: Path, plain: Path, bits: int) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @_needs("bitsandbytes")
 def test_bitsandbytes_nf4_is_computed_on_its_own_values(
     tmp_path: Path, make_folder: Any, load: Any

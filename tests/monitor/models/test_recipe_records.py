@@ -73,6 +73,7 @@ def test_only_a_file_needs_its_content_beside_it(place: Path) -> None:
         assert "recipe_content" not in load(place, model="tiny", recipe=recipe).variant.source
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("selection", get_args(Selection))
 def test_a_model_in_training_mode_is_calibrated_in_evaluation_mode(
     place: Path, monkeypatch: pytest.MonkeyPatch, selection: str

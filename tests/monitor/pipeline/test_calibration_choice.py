@@ -93,6 +93,7 @@ def test_texts_beyond_the_context_are_refused(tmp_path: Path, model: Any, select
     assert len(rows(read(tmp_path, model, limit=12, selection=selection))) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SELECTIONS)
 def test_every_selection_reaches_the_kernel(tmp_path: Path, model: Any, name: Any) -> None:
     """Catches skip, seed, categories or the pool's end lost on the way."""
@@ -125,6 +126,7 @@ def test_what_can_not_be_chosen(tmp_path: Path, model: Any) -> None:
         parse(CalibrationConfig, {"suite": "core-v1", "selection": "coverage", "seed": 1}, "x")
 
 
+@pytest.mark.slow
 def test_a_candidate_says_how_its_texts_were_chosen(tmp_path: Path, model: Any) -> None:
     """Catches notes that are lost, and two choices that pass as one recipe."""
     (tmp_path / "ids.jsonl").write_text("\n".join(json.dumps({"token_ids": i}) for i in IDS))

@@ -63,6 +63,7 @@ def warned(result: RunResult) -> dict[str, tuple[str, ...]]:
     return {c.name: c.variant.warnings for c in result.candidates if c.variant is not None}
 
 
+@pytest.mark.slow
 def test_slow_calls_belong_to_the_candidate_that_made_them(
     folder: Path, tmp_path: Path, database: Database
 ) -> None:
@@ -94,6 +95,7 @@ def test_slow_calls_belong_to_the_candidate_that_made_them(
     assert warned(stored) == told
 
 
+@pytest.mark.slow
 def test_an_overflowing_residual_stream_is_told(folder: Path, tmp_path: Path, loud: str) -> None:
     """Catches a float16 stream that overflows without a word, or modules counted twice."""
     recipe = {
@@ -113,6 +115,7 @@ def test_an_overflowing_residual_stream_is_told(folder: Path, tmp_path: Path, lo
     assert told == {"narrow": (f"warning: {words}",), "wide": ()}
 
 
+@pytest.mark.slow
 def test_a_fallback_while_running_is_told(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,6 +112,7 @@ def notes(folder: Path, tmp_path: Path) -> Any:
     return told
 
 
+@pytest.mark.slow
 def test_a_check_says_that_it_measures_what_it_calibrated_on(folder: Path, notes: Any) -> None:
     """Catches a KL that is half of the honest one, untold: calibrated on the measured prompts."""
     told = notes({"suite": {"files": ["prompts.json"]}, "skip": 2})

@@ -71,6 +71,7 @@ if importlib.util.find_spec("compressed_tensors") is not None:
     WRITERS["compressed-tensors"] = (export_compressed_tensors, Recipe(INT4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_packed_folder_is_a_candidate(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import update
 
 from quantwatch.config.schema import CheckConfig, Config
@@ -70,6 +71,7 @@ class Nights:
         close_alert(self._database, self.alert().id, "ada", "accepted", config)
 
 
+@pytest.mark.slow
 def test_from_models_to_an_alert_that_stays_closed(folder: Path, database: Database) -> None:
     """Catches a question that the pipeline never asks, alone or of a confirmation run."""
     nights = Nights(folder, database)

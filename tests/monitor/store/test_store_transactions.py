@@ -111,6 +111,7 @@ def test_a_failure_at_the_very_end_leaves_nothing(
     assert get_result(db, result.run_id) == result
 
 
+@pytest.mark.slow
 def test_kill_9_in_the_transaction_leaves_nothing(
     db: Database,
     make_result: Make,
@@ -200,6 +201,7 @@ def _write_shuffled(db: Database, make: Make, suite: Suite, number: tuple[int, i
     return result
 
 
+@pytest.mark.slow
 def test_writers_at_once_lose_nothing(db: Database, make_result: Make, suite: Suite) -> None:
     """Catches "database is locked" (B10), a deadlock, and a name that is written twice."""
     num_writers, num_runs = 4, 8

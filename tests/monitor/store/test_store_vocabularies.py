@@ -129,6 +129,7 @@ def test_damaged_bytes_are_noticed(db: Database, finish: Finish) -> None:
         get_vocabulary(db, SHA)
 
 
+@pytest.mark.slow
 def test_two_first_runs_at_once(
     db: Database, finish: Finish, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,6 +131,7 @@ def test_attempts_count_on(db: Database, queue: Queue, take: Take) -> None:
     assert [attempt.number for attempt in list_attempts(db, run_id)] == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_runs", [24, pytest.param(200, marks=pytest.mark.slow)])
 def test_four_workers_claim_each_run_once(db: Database, queue: Queue, num_runs: int) -> None:
     """Catches a run that two workers carry out, or that nobody does (B01, X5)."""

@@ -113,6 +113,7 @@ def test_a_restart_costs_no_run(
         database.close()
 
 
+@pytest.mark.slow
 def test_a_failure_waits_for_the_database(
     db: Any, queue: Callable[..., str], take: Callable[..., Claim], peek: Any
 ) -> None:

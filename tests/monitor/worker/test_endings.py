@@ -204,6 +204,7 @@ def test_a_cancelled_run_is_never_given_back(
         assert endings.time_out(db, claim, LATE).status is RunStatus.TIMED_OUT
 
 
+@pytest.mark.slow
 def test_a_run_ended_by_hand_keeps_no_device(db: Database, queue: Queue, take: Take) -> None:
     """Catches a slot that stays taken for ever."""
     run_id = queue()

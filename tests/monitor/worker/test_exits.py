@@ -177,6 +177,7 @@ def test_a_process_that_reads_nothing_can_be_killed() -> None:
     assert hung.code() == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_stop_of_the_service_is_not_the_run_s_to_heed(tmp_path: Path) -> None:
     """Catches systemd's SIGTERM to every process, which kills a run that has 30 s left."""
     busy = tmp_path / "busy"
@@ -199,6 +200,7 @@ def test_a_stop_of_the_service_is_not_the_run_s_to_heed(tmp_path: Path) -> None:
 # the worker beside it
 
 
+@pytest.mark.slow
 def test_a_worker_outlasts_a_long_outage(
     db: Database, queue: Queue, take: Take, peek: Peek
 ) -> None:

@@ -33,6 +33,7 @@ def trouble_of(heart: Heart) -> MonitorError:
     raise AssertionError("nobody told it to stop")
 
 
+@pytest.mark.slow
 def test_heartbeats_outlive_the_lease(db: Database, queue: Queue, take: Take, peek: Peek) -> None:
     """Catches a slow run that is reclaimed while it is alive, and carried out twice (B39)."""
     run_id = queue()

@@ -169,6 +169,7 @@ def service(db: Database, tmp_path: Path) -> Any:
             process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["K3", "K6", "K7"])
 def test_a_killed_worker_leaves_a_run_for_the_next_one(
     db: Database, queue: Queue, take: Take, peek: Peek, invariants: Callable[[], None], *,

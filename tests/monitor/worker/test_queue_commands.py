@@ -105,6 +105,7 @@ def test_options_that_contradict_each_other(
     assert list_runs(opened) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("succeeds", "expected"),
     [pytest.param(True, 1, id="regression"), pytest.param(False, 3, id="failed")],
