@@ -57,7 +57,7 @@ def command(port: int, address: str = ADDRESS) -> list[str]:
         raise ValueError(f"port must be between 1 and 65535, got {port}")
     options = {"server.port": str(port), "server.address": address, **_OPTIONS}
     words = [word for key, value in options.items() for word in (f"--{key}", value)]
-    return [sys.executable, "-m", "streamlit", "run", str(app_path()), *words]
+    return [sys.executable, "-m", "quantwatch_dashboard.server", "run", str(app_path()), *words]
 
 
 @contextmanager

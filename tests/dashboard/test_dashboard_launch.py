@@ -20,7 +20,7 @@ def test_command_is_on_loopback_and_silent() -> None:
     """Catches a server that listens on every interface, phones home, or is driven without a browser."""
     words = launch.command(8501)
 
-    assert words[:4] == [sys.executable, "-m", "streamlit", "run"]
+    assert words[:4] == [sys.executable, "-m", "quantwatch_dashboard.server", "run"]
     assert words[words.index("--server.address") + 1] == "127.0.0.1"
     assert words[words.index("--browser.gatherUsageStats") + 1] == "false"
     assert words[words.index("--server.port") + 1] == "8501"

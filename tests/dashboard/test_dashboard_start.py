@@ -59,3 +59,12 @@ def test_starts_within_three_seconds_without_torch(server: tuple[str, psutil.Pro
     # Compiled modules lie in the process's memory map, whoever imported them.
     loaded = Path(f"/proc/{process.pid}/maps").read_text()
     assert not [name for name in HEAVY if name in loaded]
+
+
+def test_the_pages_are_loaded_before_anybody_asks(server: tuple[str, psutil.Process]) -> None:
+    """Catches a first visitor who waits for imports that nobody needed to wait for."""
+    _, process = server
+    deadline = time.monotonic() + WAIT_S
+    while "/pandas/" not in Path(f"/proc/{process.pid}/maps").read_text():
+        assert time.monotonic() < deadline, "no page was loaded though nobody was served"
+        time.sleep(0.1)

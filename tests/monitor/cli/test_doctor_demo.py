@@ -171,7 +171,7 @@ def test_dashboard_starts_streamlit_on_the_chosen_database(
     outcome = run("--database", url, "dashboard", "--port", "18999")
     ((command, env),) = calls
     assert outcome.code == 0
-    assert command[:4] == [sys.executable, "-m", "streamlit", "run"]
+    assert command[:4] == [sys.executable, "-m", "quantwatch_dashboard.server", "run"]
     assert env["QUANTWATCH_DATABASE_URL"] == url
     assert "dashboard: http://localhost:18999" in outcome.err
 
