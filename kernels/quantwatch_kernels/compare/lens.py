@@ -6,12 +6,13 @@ n rows, H hidden width, V ids.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
 
 from quantwatch_kernels.compare.exact import compare_exactly
+from quantwatch_kernels.compare.lens_native import PAIRS, fused_sums, why_not_native
 from quantwatch_kernels.compare.rows import check_pair, kl_rows
 from quantwatch_kernels.compare.topk import top_k
 from quantwatch_kernels.compare.workspace import workspace
@@ -35,7 +36,7 @@ class Readout:
 
     def logits(self, h: Tensor, *, into: str | None = None) -> Tensor:
         """Read hidden states [n, H] of any float dtype off as float32 logits [n, V]."""
-        return self.head_logits(self.norm(h.to(self._dtype(h))), into=into)
+        return self.head_logits(self.normed(h), into=into)
 
     def head_logits(self, normed: Tensor, *, into: str | None = None) -> Tensor:
         """Read normed hidden states [n, H] off as float32 logits [n, V].
@@ -43,12 +44,20 @@ class Readout:
         With `into`, the name of a workspace buffer, a plain head writes there: the logits are valid
         until the name is used again. Touching fresh memory costs a tenth of the product.
         """
-        logits = self._project(normed.to(self._dtype(normed)), into)[..., : self.width].float()
+        return self.finish(self._project(normed.to(self._dtype(normed)), into)[..., : self.width])
+
+    def finish(self, products: Tensor) -> Tensor:
+        """Turn a head's output, or some ids of it, into float32 logits: scale and soft-capping."""
+        logits = products.float()
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits
+
+    def normed(self, h: Tensor) -> Tensor:
+        """Return hidden states [n, H] as the head takes them."""
+        return self.norm(h.to(self._dtype(h)))
 
     def _project(self, normed: Tensor, into: str | None) -> Tensor:
         if into is None or not _is_plain(self.head):
@@ -64,14 +73,18 @@ class Readout:
 
 def _is_plain(head: Callable[[Tensor], Tensor]) -> TypeGuard[nn.Linear]:
     """Say whether a head is one float32 product on the CPU, which its module would do as well."""
-    return (
-        type(head) is nn.Linear
-        and head.bias is None
-        and "forward" not in vars(head)
-        and type(head.weight) is nn.Parameter
-        and head.weight.dtype == torch.float32
-        and head.weight.device.type == "cpu"
-    )
+    return why_not_pieces(head) is None and cast(nn.Linear, head).weight.dtype == torch.float32
+
+
+def why_not_pieces(head: Callable[[Tensor], Tensor]) -> str | None:
+    """Say why a head isn't one product that the CPU can do a few ids at a time, None if it is."""
+    if type(head) is not nn.Linear or type(head.weight) is not nn.Parameter:
+        return f"the head is a {type(head).__name__}, not a plain linear layer"
+    if head.bias is not None or "forward" in vars(head):
+        return "the head is more than a product: it has a bias, or a forward of its own"
+    if head.weight.device.type != "cpu":
+        return f"the head is on {head.weight.device}"
+    return None
 
 
 class LensStatistics(NamedTuple):
@@ -101,8 +114,10 @@ def lens_statistics(
     check_pair("hidden states", h_ref, h_cand)
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1; it is {chunk}.")
+    # On other devices the pieces' back end isn't wanted in the first place.
+    wanted = None if h_ref.device.type == "cpu" else "aten"
     with torch.no_grad():
-        return LENS.run(None, h_ref, h_cand, readout, chunk)
+        return LENS.run(wanted, h_ref, h_cand, readout, chunk)
 
 
 def lens_kl(h_ref: Tensor, h_cand: Tensor, readout: Readout) -> Tensor:
@@ -110,11 +125,34 @@ def lens_kl(h_ref: Tensor, h_cand: Tensor, readout: Readout) -> Tensor:
     return lens_statistics(h_ref, h_cand, readout).kl
 
 
+def _why_not_native(h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int) -> str | None:  # noqa: ARG001
+    return why_not_pieces(readout.head) or why_not_native()
+
+
+@LENS.register("native", _why_not_native)
+def _native(h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int) -> LensStatistics:
+    out = torch.zeros(3, len(h_ref), dtype=torch.float64)
+    rows = _differing(h_ref, h_cand)
+    weight = cast(nn.Linear, readout.head).weight[: readout.width]
+    for part in torch.split(rows, PAIRS):
+        pair = readout.normed(h_ref[part]), readout.normed(h_cand[part])
+        out[:, part] = torch.stack(fused_sums(pair, weight, readout.finish))
+    # Infinite logits, or differences that float32 can't hold: the whole row is needed.
+    again = rows[out[0, rows].isnan()]
+    out[:, again] = torch.stack(_aten(h_ref[again], h_cand[again], readout, chunk))
+    return LensStatistics(*out)
+
+
+def _differing(h_ref: Tensor, h_cand: Tensor) -> Tensor:
+    """Return the rows that aren't equal bit for bit, or not finite, int64."""
+    equal = ((h_ref == h_cand) & torch.isfinite(h_ref)).all(-1)
+    return (~equal).nonzero().flatten()
+
+
 @LENS.register("aten")
 def _aten(h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int) -> LensStatistics:
     out = torch.zeros(3, len(h_ref), dtype=torch.float64, device=h_ref.device)
-    equal = ((h_ref == h_cand) & torch.isfinite(h_ref)).all(-1)
-    for rows in torch.split((~equal).nonzero().flatten(), chunk):
+    for rows in torch.split(_differing(h_ref, h_cand), chunk):
         z_ref = readout.logits(h_ref[rows], into="reference logits")
         z_cand = readout.logits(h_cand[rows], into="candidate logits")
         ids = top_k(z_ref, 5)

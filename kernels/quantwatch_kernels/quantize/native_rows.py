@@ -1,48 +1,31 @@
-"""Row-wise quantization in C++, built on this machine on first use (`rows.cpp`).
+"""Row-wise quantization in C++ (`rows.cpp`, built by `native.py` on first use).
 
 In torch it takes ten operators and as many passes over memory, which eats half of what an int8
-product saves. The library is built by the C++ compiler (`CXX`, else g++) for this CPU and kept in
-the user's cache under the hash of source, flags and CPU; nothing of torch is compiled against, so
-any torch can load it. Without a compiler, or if the result isn't the torch operators' bit for bit,
+product saves. Without a compiler, or if the result isn't the torch operators' bit for bit,
 `why_not` says so and the caller uses those.
 """
 
 import ctypes
 import functools
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 
-import platformdirs
 import torch
 from torch import Tensor
 
+from quantwatch_kernels.native import library, why_not_built
 from quantwatch_kernels.quantize.row_codes import RowCodes, quantize_rows
 
 __all__ = ["quantize_rows_native", "rescale_rows_native", "why_not"]
 
 _SOURCE = Path(__file__).with_name("rows.cpp")
-_FLAGS = (
-    "-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-shared",
-    "-fPIC",
-)  # fmt: skip
+_EXACT = "-ffp-contract=off"
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-_BUILD_TIMEOUT_S = 60
 
 
 @functools.cache
 def why_not() -> str | None:
     """Say why the native rows can't be used in this process, None when they can."""
-    try:
-        _library()
-    except (OSError, subprocess.SubprocessError) as error:
-        detail = getattr(error, "stderr", None) or str(error)
-        return f"rows.cpp can't be built: {detail.strip()[:200]}"
-    return _self_test()
+    return why_not_built(_SOURCE, _EXACT) or _self_test()
 
 
 def quantize_rows_native(x: Tensor) -> RowCodes:
@@ -82,45 +65,14 @@ def rescale_rows_native(
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    path = _path()
-    if not path.exists():
-        _build(path)
-    library = ctypes.CDLL(str(path))
+    rows = library(_SOURCE, _EXACT)
     pointer, size = ctypes.c_void_p, ctypes.c_int64
     for name in _DTYPES.values():
-        quantize = getattr(library, f"quantize_{name}")
+        quantize = getattr(rows, f"quantize_{name}")
         quantize.argtypes, quantize.restype = [pointer, size, size, pointer, pointer], None
-        rescale = getattr(library, f"rescale_{name}")
+        rescale = getattr(rows, f"rescale_{name}")
         rescale.argtypes, rescale.restype = [*[pointer] * 4, size, size, pointer], None
-    return library
-
-
-def _path() -> Path:
-    cpu = Path("/proc/cpuinfo")
-    lines = cpu.read_text().splitlines() if cpu.exists() else [platform.processor()]
-    about = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-    key = "\n".join([_SOURCE.read_text(), *_FLAGS, _compiler(), platform.machine(), *about])
-    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-    return Path(platformdirs.user_cache_dir("quantwatch")) / "native" / f"rows-{digest}.so"
-
-
-def _compiler() -> str:
-    name = os.environ.get("CXX") or "g++"
-    if shutil.which(name) is None:
-        raise FileNotFoundError(f"there is no C++ compiler {name!r}")
-    return name
-
-
-def _build(path: Path) -> None:
-    """Compile into a file of its own, then rename: another process may do the same."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / path.name
-        subprocess.run(
-            [_compiler(), *_FLAGS, str(_SOURCE), "-o", str(made)],
-            check=True, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S,
-        )  # fmt: skip
-        made.replace(path)
+    return rows
 
 
 def _self_test() -> str | None:

@@ -4,7 +4,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from quantwatch_kernels.compare import lens
+from quantwatch_kernels.compare.exact import compare_exactly
 from quantwatch_kernels.compare.lens import Readout, lens_kl, lens_statistics
+from quantwatch_kernels.compare.lens_native import COLUMNS, PAIRS
+from quantwatch_kernels.compare.workspace import workspace
 from quantwatch_kernels.registry import fallbacks, prefer
 from quantwatch_kernels.testing import assert_close
 
@@ -36,7 +40,8 @@ def states(rows: int, drift: float) -> tuple[Tensor, Tensor]:
 def test_equals_the_definition(name: str, drift: float) -> None:
     """Catches soft-capping or a scale that is left out of one of the two paths."""
     r, (h, other) = READOUTS[name], states(100, drift)
-    result = lens_statistics(h, other, r, chunk=33)
+    with prefer("aten"):
+        result = lens_statistics(h, other, r, chunk=33)
     z, y = (torch.cat([r.logits(part) for part in torch.split(x, 33)]).double() for x in (h, other))
     p = z.softmax(-1)
     kl = (p * (z.log_softmax(-1) - y.log_softmax(-1))).sum(-1)
@@ -47,9 +52,75 @@ def test_equals_the_definition(name: str, drift: float) -> None:
     assert_close(result.topk_logit_deviation_k3, deviation[:, :3].mean(-1), rtol=1e-9)
     with prefer("reference"):
         twin = lens_statistics(h, other, r)
-    # The twin multiplies all rows at once; so must we, for the same rounding of the logits.
-    for a, b in zip(lens_statistics(h, other, r, chunk=100), twin, strict=True):
+    with prefer("aten"):
+        # The twin multiplies all rows at once; so must we, for the same rounding of the logits.
+        whole = lens_statistics(h, other, r, chunk=100)
+    for a, b in zip(whole, twin, strict=True):
         assert_close(a, b, rtol=1e-4, atol=1e-6 * b.mean().item() + 1e-15)
+
+
+def on_a_grid(
+    rows: int, vocabulary: int, drift: float, sure: float
+) -> tuple[Tensor, Tensor, Readout]:
+    """States and a head whose products are exact in float32, in whatever order they are summed."""
+    head = nn.Linear(HIDDEN, vocabulary, bias=False)
+    weight = torch.randint(-32, 33, (vocabulary, HIDDEN)) / 64
+    weight[vocabulary // 2] *= sure  # one id that most rows are sure of
+    head.weight = nn.Parameter(weight)
+    h = torch.randint(-64, 65, (rows, HIDDEN)) / 32
+    return h, h + drift * torch.randint(-8, 9, (rows, HIDDEN)), Readout(nn.Identity(), head)
+
+
+@pytest.mark.parametrize("sure", [1.0, 8.0], ids=["spread", "sure"])
+@pytest.mark.parametrize("drift", [2.0**-12, 2.0**-6, 0.25])
+@pytest.mark.parametrize("vocabulary", [1, 3, 17, 700, 1024, 1025, 5000])
+@pytest.mark.parametrize("rows", [1, 3, 130])
+def test_pieces_equal_whole_rows(rows: int, vocabulary: int, drift: float, sure: float) -> None:
+    """Catches sums that don't move to a likelier id as they should, and ends of pieces."""
+    h, other, r = on_a_grid(rows, vocabulary, drift, sure)
+    with prefer("native"):
+        result = lens_statistics(h, other, r)
+    z, y = r.logits(h).double(), r.logits(other).double()
+    exact = compare_exactly(z, y)
+    assert_close(result.kl, exact.kl, rtol=2e-6, atol=1e-7 * exact.kl.mean().item() + 1e-18)
+    top, ids = z.sort(dim=-1, descending=True, stable=True)
+    gaps = (top - y.gather(-1, ids)).abs()
+    assert_close(result.topk_logit_deviation_k5, gaps[:, :5].mean(-1), rtol=1e-12)
+    assert_close(result.topk_logit_deviation_k3, gaps[:, :3].mean(-1), rtol=1e-12)
+    assert fallbacks() == {}
+
+
+@pytest.mark.parametrize(
+    "common", [0.0, 64.0, -4096.0], ids=["no shift", "shift 64", "shift -4096"]
+)
+def test_pieces_ignore_what_all_ids_share(common: float) -> None:
+    """Catches digits lost to a constant that the softmax doesn't see."""
+    h, other, r = on_a_grid(40, 3000, 2.0**-8, 1.0)
+    head = nn.Linear(HIDDEN + 1, 3000, bias=False)
+    assert isinstance(r.head, nn.Linear)
+    head.weight = nn.Parameter(torch.cat([r.head.weight.detach(), torch.ones(3000, 1)], dim=1))
+    h, other = (
+        torch.cat([x, torch.full((40, 1), c)], dim=1) for x, c in ((h, 0.0), (other, common))
+    )
+    r = Readout(nn.Identity(), head)
+    with prefer("native"):
+        kl = lens_kl(h, other, r)
+    exact = compare_exactly(r.logits(h), r.logits(other)).kl
+    assert_close(kl, exact, rtol=2e-6)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 3e38, 100.0])
+def test_pieces_leave_wild_rows_to_whole_ones(value: float) -> None:
+    """Catches a row that float32 sums can't do and that comes out as a number all the same."""
+    h, other, r = on_a_grid(5, 1500, 2.0**-6, 1.0)
+    other[2, 0] = value
+    for backend in ("native", "aten"):
+        with prefer(backend):
+            found = lens_statistics(h, other, r)
+        if backend == "native":
+            ours = found
+    for a, b in zip(ours, found, strict=True):
+        assert_close(a, b, rtol=1e-5)
 
 
 def test_readout_by_hand() -> None:
@@ -127,3 +198,42 @@ def test_reused_memory_changes_no_logit(head: nn.Module) -> None:
     with torch.no_grad():
         for rows in (h, h[:3]):
             assert torch.equal(readout.logits(rows, into="test"), readout.logits(rows))
+
+
+def test_no_compiler_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a slow lens that nobody is told of."""
+    h, other, r = on_a_grid(5, 1500, 2.0**-6, 1.0)
+    expected = lens_kl(h, other, r)
+    monkeypatch.setattr(lens, "why_not_native", lambda: "lens.cpp can't be built: no compiler")
+
+    assert_close(lens_kl(h, other, r), expected, rtol=2e-6)
+    assert [(f.op, f.wanted, f.used, f.reason) for f in fallbacks()] == [
+        ("lens_statistics", "native", "aten", "lens.cpp can't be built: no compiler")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        (nn.Linear(HIDDEN, 40), "it has a bias"),
+        (nn.Sequential(nn.Linear(HIDDEN, 40, bias=False)), "the head is a Sequential"),
+    ],
+    ids=["bias", "module"],
+)
+def test_other_heads_are_read_whole(head: nn.Module, reason: str) -> None:
+    """Catches a bias that pieces forget, and a head whose own forward is passed by."""
+    h, other = states(4, 0.1)
+    r = Readout(nn.Identity(), head)
+    kl = lens_kl(h, other, r)
+    assert_close(kl, compare_exactly(r.logits(h), r.logits(other)).kl, rtol=1e-4, atol=1e-12)
+    assert [reason in fallback.reason for fallback in fallbacks()] == [True]
+
+
+def test_memory_does_not_grow_with_rows_or_ids() -> None:
+    """Catches a tensor of tokens × vocabulary: pieces are 2 · 128 × 1,024 floats, 1 MB."""
+    workspace.clear()
+    h, other, r = on_a_grid(600, 20_000, 2.0**-6, 1.0)
+    with prefer("native"):
+        lens_kl(h, other, r)
+    held = sum(b.numel() for b in workspace._buffers.values())
+    assert held == 2 * PAIRS * COLUMNS

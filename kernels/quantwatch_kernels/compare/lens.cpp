@@ -1,0 +1,209 @@
+// KL of two rows of logits that arrive in pieces: one pass, and nothing as wide as the vocabulary.
+//
+// With any centre c and x = (z - z') - c, over all ids seen so far and relative to a maximum m:
+//
+//     S = sum e^(z-m)     A = sum e^(z-m) x     G = sum e^(z-m) (e^-x - 1 + x), no term is negative
+//     KL(p||q) = log1p((G - A) / S) + A / S
+//
+// The centre is the difference of the likeliest id so far. A row that is sure of one id has a KL
+// far below the square of any other id's difference, which would cancel in G - A. When a likelier
+// id comes, sums move to it: with t = c' - c, and m' by the factor e^(m-m'),
+//
+//     G' = e^t G + expm1(t) (S - A) - t S     A' = A - t S
+//
+// x is taken in float64, so a shift that all ids share costs no digits; it and what follows are
+// float32, in partial sums of 16 terms, and what these add up to is float64.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <thread>
+#include <vector>
+
+namespace {
+
+constexpr int64_t kLanes = 16;
+constexpr int64_t kBlock = 16 * kLanes;
+constexpr int kTop = 5;
+
+// What Python reads and writes, too: see `_State` in lens_native.py.
+struct Row {
+  double maximum, sum, drift, excess, centre, largest, spoiled;
+  double top[kTop];
+  double other[kTop];
+};
+
+// e^x for -87 <= x <= 87 to 1.5e-7 relative: 2^n by the exponent's bits, the rest by a polynomial.
+inline float exponential(float x) {
+  const float n = std::nearbyint(x * 1.44269504f);
+  const float f = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * f + 1.3981999507e-3f;
+  p = p * f + 8.3334519073e-3f;
+  p = p * f + 4.1665795894e-2f;
+  p = p * f + 1.6666665459e-1f;
+  p = p * f + 5.0000001201e-1f;
+  p = p * f * f + f + 1.0f;
+  union { int32_t bits; float value; } scale;
+  scale.bits = (static_cast<int32_t>(n) + 127) << 23;
+  return p * scale.value;
+}
+
+// e^-x - 1 + x for |x| <= 1/2 by its series to x^8: relative error 2e-9 before rounding.
+inline float series(float x) {
+  float p = 1.0f / 40320;
+  p = p * -x + 1.0f / 5040;
+  p = p * -x + 1.0f / 720;
+  p = p * -x + 1.0f / 120;
+  p = p * -x + 1.0f / 24;
+  p = p * -x + 1.0f / 6;
+  p = p * -x + 0.5f;
+  return p * x * x;
+}
+
+// Largest z, or NaN where any of z or `second` isn't finite.
+float largest_finite(const float* z, const float* second, int64_t n) {
+  float best[kLanes], odd[kLanes];
+  std::fill(best, best + kLanes, -std::numeric_limits<float>::infinity());
+  std::fill(odd, odd + kLanes, 0.0f);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int64_t l = 0; l < kLanes; ++l) {
+      best[l] = z[i + l] > best[l] ? z[i + l] : best[l];
+      odd[l] += (z[i + l] - z[i + l]) + (second[i + l] - second[i + l]);
+    }
+  for (; i < n; ++i) {
+    best[0] = std::max(best[0], z[i]);
+    odd[0] += (z[i] - z[i]) + (second[i] - second[i]);
+  }
+  float result = best[0], strange = odd[0];
+  for (int64_t l = 1; l < kLanes; ++l) {
+    result = std::max(result, best[l]);
+    strange += odd[l];
+  }
+  return result + strange;
+}
+
+void recentre(Row& row, double maximum, double centre) {
+  const double scale = std::exp(row.maximum - maximum), t = centre - row.centre;
+  const double growth = std::expm1(t);
+  row.excess = scale * (row.excess + growth * (row.excess + row.sum - row.drift) - t * row.sum);
+  row.drift = scale * (row.drift - t * row.sum);
+  row.sum *= scale;
+  row.largest += std::abs(t);  // a bound, which is all that is asked of it
+  row.maximum = maximum;
+  row.centre = centre;
+}
+
+// Larger first, of equal ones the earlier.
+void enter(Row& row, float z, float other) {
+  int at = kTop - 1;
+  for (; at > 0 && z > row.top[at - 1]; --at) {
+    row.top[at] = row.top[at - 1];
+    row.other[at] = row.other[at - 1];
+  }
+  row.top[at] = z;
+  row.other[at] = other;
+}
+
+void rank(Row& row, const float* z, const float* z_other, int64_t n) {
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const int64_t end = std::min(i + kLanes, n);
+    float best = z[i];
+    for (int64_t j = i + 1; j < end; ++j) best = z[j] > best ? z[j] : best;
+    if (!(best > row.top[kTop - 1])) continue;
+    for (int64_t j = i; j < end; ++j)
+      if (z[j] > row.top[kTop - 1]) enter(row, z[j], z_other[j]);
+  }
+}
+
+struct Lanes {
+  float sum[kLanes] = {}, drift[kLanes] = {}, excess[kLanes] = {};
+};
+
+inline void add(Lanes& lanes, int64_t l, float& far, float z, float z_other, float maximum,
+                double centre) {
+  const float x = static_cast<float>((static_cast<double>(z) - z_other) - centre);
+  const float reach = x < 0 ? -x : x;
+  far = reach > far ? reach : far;
+  const float bounded = reach > 60.0f ? 0.0f : x;
+  const float below = z - maximum;
+  const float e = below < -87.0f ? 0.0f : exponential(below);
+  const float whole = exponential(-bounded) - 1.0f + bounded;
+  const float term = reach < 0.5f ? series(x) : whole;
+  lanes.sum[l] += e;
+  lanes.drift[l] += e * bounded;
+  lanes.excess[l] += e * term;
+}
+
+void flush(Row& row, const Lanes& lanes) {
+  double sum = 0, drift = 0, excess = 0;
+  for (int64_t l = 0; l < kLanes; ++l) {
+    sum += lanes.sum[l];
+    drift += lanes.drift[l];
+    excess += lanes.excess[l];
+  }
+  row.sum += sum;
+  row.drift += drift;
+  row.excess += excess;
+}
+
+void accumulate(Row& row, const float* z, const float* z_other, int64_t n) {
+  const float maximum = static_cast<float>(row.maximum);
+  const double centre = row.centre;
+  float far[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kBlock <= n; i += kBlock) {
+    Lanes lanes;
+    for (int64_t k = i; k < i + kBlock; k += kLanes)
+      for (int64_t l = 0; l < kLanes; ++l)
+        add(lanes, l, far[l], z[k + l], z_other[k + l], maximum, centre);
+    flush(row, lanes);
+  }
+  Lanes rest;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int64_t l = 0; l < kLanes; ++l)
+      add(rest, l, far[l], z[i + l], z_other[i + l], maximum, centre);
+  for (; i < n; ++i) add(rest, 0, far[0], z[i], z_other[i], maximum, centre);
+  flush(row, rest);
+  for (int64_t l = 0; l < kLanes; ++l)
+    row.largest = far[l] > row.largest ? far[l] : row.largest;
+}
+
+void take(Row& row, const float* z, const float* z_other, int64_t n) {
+  if (row.spoiled != 0) return;
+  const float maximum = largest_finite(z, z_other, n);
+  if (!(maximum - maximum == 0)) {
+    row.spoiled = 1;
+    return;
+  }
+  if (maximum > row.maximum) {
+    const int64_t at = std::find(z, z + n, maximum) - z;
+    const double centre = static_cast<double>(z[at]) - z_other[at];
+    if (row.sum > 0) {
+      recentre(row, maximum, centre);
+    } else {
+      row.maximum = maximum;
+      row.centre = centre;
+    }
+  }
+  if (maximum > row.top[kTop - 1]) rank(row, z, z_other, n);
+  accumulate(row, z, z_other, n);
+}
+
+}  // namespace
+
+extern "C" void lens_take(const float* z, const float* z_other, int64_t rows, int64_t columns,
+                          int64_t stride, Row* state, int64_t threads) {
+  const auto work = [=](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r)
+      take(state[r], z + r * stride, z_other + r * stride, columns);
+  };
+  const int64_t share = (rows + threads - 1) / std::max<int64_t>(threads, 1);
+  std::vector<std::thread> others;
+  for (int64_t first = share; first < rows; first += share)
+    others.emplace_back(work, first, std::min(first + share, rows));
+  work(0, std::min(share, rows));
+  for (auto& each : others) each.join();
+}

@@ -1,0 +1,96 @@
+"""The lens in one pass (`lens.cpp`): the head's product goes piece by piece into running sums.
+
+Rows of both models are multiplied together, `PAIRS` of them with `COLUMNS` ids at a time: a
+megabyte that stays in the cache, whatever the vocabulary and the number of tokens. n rows, H hidden
+width, V ids.
+"""
+
+import ctypes
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quantwatch_kernels.compare.workspace import workspace
+from quantwatch_kernels.native import library, why_not_built
+
+__all__ = ["COLUMNS", "PAIRS", "fused_sums", "why_not_native"]
+
+_SOURCE = Path(__file__).with_name("lens.cpp")
+_FLAGS = ("-ffp-contract=fast", "-fno-trapping-math", "-pthread")
+PAIRS = 128
+"""Rows per call: more gain nothing, fewer read the head's weights too often."""
+COLUMNS = 1024
+"""Ids per piece."""
+_TOP = 5
+_CLOSED_BOUND = 60.0
+"""Differences from the centre beyond which e^x leaves float32's comfort."""
+
+_State = np.dtype(
+    [
+        *((name, "f8") for name in ("maximum", "sum", "drift", "excess", "centre", "largest")),
+        ("spoiled", "f8"),
+        ("top", "f8", _TOP),
+        ("other", "f8", _TOP),
+    ]
+)
+
+
+@functools.cache
+def why_not_native() -> str | None:
+    """Say why `lens.cpp` can't be used in this process, None when it can."""
+    return why_not_built(_SOURCE, *_FLAGS)
+
+
+def fused_sums(
+    pair: tuple[Tensor, Tensor],
+    weight: Tensor,
+    finish: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compare normed hidden states [n, H] of both models through a head's weight [V, H] on the CPU.
+
+    `finish` turns products [2n, columns] into float32 logits. Memory grows with n: hand in `PAIRS`
+    rows at a time. Returns KL (NaN for rows that need the whole row in float64), and the mean |Δ|
+    over the reference's five and three largest logits; float64 [n].
+    """
+    rows, both = len(pair[0]), torch.cat(pair)
+    state = np.zeros(rows, _State)
+    state["maximum"] = state["top"] = -np.inf
+    take, threads = _take(), max(1, min(torch.get_num_threads(), rows))
+    for part in torch.split(weight, COLUMNS):
+        z = finish(_products(both, part))
+        take(
+            *(z.data_ptr(), z[rows:].data_ptr(), rows, z.shape[1], z.stride(0)),
+            *(state.ctypes.data, threads),
+        )
+    return _finish(state, len(weight))
+
+
+def _products(rows: Tensor, part: Tensor) -> Tensor:
+    out = workspace.take("lens products", len(rows), len(part), rows.device)
+    if part.dtype == torch.float32:
+        return torch.mm(rows, part.t(), out=out)
+    return out.copy_(torch.mm(rows, part.t()))
+
+
+def _finish(state: NDArray[Any], width: int) -> tuple[Tensor, Tensor, Tensor]:
+    with np.errstate(invalid="ignore"):
+        drift = state["drift"] / state["sum"]
+        kl = np.log1p((state["excess"] - state["drift"]) / state["sum"]) + drift
+        kl[(state["spoiled"] != 0) | ~(state["largest"] <= _CLOSED_BOUND)] = np.nan
+        gaps = np.abs(state["top"] - state["other"])[:, : min(width, _TOP)]
+    found = (kl, gaps.mean(-1), gaps[:, :3].mean(-1))
+    return tuple(torch.from_numpy(np.ascontiguousarray(x)) for x in found)  # type: ignore[return-value]
+
+
+@functools.cache
+def _take() -> Any:
+    take = library(_SOURCE, *_FLAGS).lens_take
+    pointer, size = ctypes.c_void_p, ctypes.c_int64
+    take.argtypes, take.restype = [pointer, pointer, size, size, size, pointer, size], None
+    return take

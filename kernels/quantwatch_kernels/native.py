@@ -1,0 +1,77 @@
+"""C++ helpers, built on this machine on first use.
+
+A library is built by the C++ compiler (`CXX`, else g++) for this CPU and kept in the user's cache
+under the hash of source, flags and CPU. Nothing of torch is compiled against, so any torch can
+load it: `torch.utils.cpp_extension` takes much longer for the same lines and binds them to one
+release. Without a compiler `why_not_built` says so; callers then use their torch path, counted as a
+fallback.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import platformdirs
+
+__all__ = ["NATIVE_ERRORS", "library", "why_not_built"]
+
+NATIVE_ERRORS = (OSError, subprocess.SubprocessError)
+"""What `library` raises where there is no compiler, or where it refuses the source."""
+
+_BUILD_TIMEOUT_S = 120
+_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC")
+
+
+def library(source: Path, *flags: str) -> ctypes.CDLL:
+    """Return the library of a C++ source, built with `flags` in addition if it isn't kept yet.
+
+    Raises OSError or SubprocessError when it can't be built.
+    """
+    path = _path(source, flags)
+    if not path.exists():
+        _build(source, flags, path)
+    return ctypes.CDLL(str(path))
+
+
+def why_not_built(source: Path, *flags: str) -> str | None:
+    """Say why a source can't be built here, None when it can."""
+    try:
+        library(source, *flags)
+    except NATIVE_ERRORS as error:
+        detail = getattr(error, "stderr", None) or str(error)
+        return f"{source.name} can't be built: {detail.strip()[:200]}"
+    return None
+
+
+def _path(source: Path, flags: tuple[str, ...]) -> Path:
+    cpu = Path("/proc/cpuinfo")
+    lines = cpu.read_text().splitlines() if cpu.exists() else [platform.processor()]
+    about = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+    key = [source.read_text(), *_FLAGS, *flags, _compiler(), platform.machine(), *about]
+    digest = hashlib.sha256("\n".join(key).encode()).hexdigest()[:16]
+    folder = Path(platformdirs.user_cache_dir("quantwatch")) / "native"
+    return folder / f"{source.stem}-{digest}.so"
+
+
+def _compiler() -> str:
+    name = os.environ.get("CXX") or "g++"
+    if shutil.which(name) is None:
+        raise FileNotFoundError(f"there is no C++ compiler {name!r}")
+    return name
+
+
+def _build(source: Path, flags: tuple[str, ...], path: Path) -> None:
+    """Compile into a file of its own, then rename: another process may do the same."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        subprocess.run(
+            [_compiler(), *_FLAGS, *flags, str(source), "-o", str(made)],
+            check=True, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S,
+        )  # fmt: skip
+        made.replace(path)
