@@ -1,4 +1,4 @@
-"""Scores of queries and keys from int8 codes: exact sums of products of codes, scaled on the way out.
+"""Scores of queries and keys from int8 codes: exact sums of products of codes, scaled after.
 
     S[t, j] = s_q[t] s_k[j] Σ q̂ k̂  (+ s_k[j] Σ r_q k̂)  (+ Σ q r_k)
 
@@ -10,7 +10,6 @@ codes is a product of 11 and 7 bits, exact before it is summed.
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from quantwatch_kernels.quantize.triton.available import triton_why_not
@@ -67,9 +66,8 @@ def _reference(queries: Coded, keys: Coded, plain: Tensor) -> Tensor:
 
 
 def _triton_why_not(queries: Coded, keys: Coded, plain: Tensor) -> str | None:
-    del keys, plain
-    if queries.codes.shape[-1] > 256:
-        return f"heads of {queries.codes.shape[-1]} features; a program holds 256"
+    if keys.codes.device != queries.codes.device or plain.device != queries.codes.device:
+        return f"queries lie on {queries.codes.device}, keys on {keys.codes.device}"
     return triton_why_not(queries.codes)
 
 

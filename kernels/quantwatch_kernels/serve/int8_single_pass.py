@@ -78,7 +78,7 @@ register(NAME, _attention)
 
 
 def attend_in_int8_(model: Any, how: Int8Scores) -> None:
-    """Make `model` attend so from now on. Raises ValueError where its attention can't be replaced."""
+    """Make `model` attend so from now on. Raises ValueError where that can't be done."""
     attend_through_(model, NAME, how)
 
 

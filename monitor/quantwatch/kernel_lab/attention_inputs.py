@@ -14,7 +14,7 @@ _NAME = "quantwatch_recorded"
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
-    """One layer's, after rotary embeddings: queries [1, Hq, T, D], keys and values [1, Hkv, T, D]."""
+    """One layer's, after rotary embeddings: queries [1, Hq, T, D], keys, values [1, Hkv, T, D]."""
 
     layer: int
     text: tuple[Tensor, Tensor, Tensor]
@@ -57,7 +57,9 @@ def _attention(
 register(_NAME, _attention)
 
 
-def attention_inputs(model: nn.Module, ids: Tensor, layers: frozenset[int]) -> list[AttentionInputs]:
+def attention_inputs(
+    model: nn.Module, ids: Tensor, layers: frozenset[int]
+) -> list[AttentionInputs]:
     """Run the model on one text [1, T] and return what those layers' attention got.
 
     Raises ValueError for a model whose attention can't be replaced, or a layer it doesn't have.

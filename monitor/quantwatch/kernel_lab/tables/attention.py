@@ -34,7 +34,7 @@ _COLUMNS = (
     Column("kl_se", "± se", ".2g"),
     Column("same_top1", "same top-1", ".1%"),
 )
-REACH = {"int8-smooth": 1.8, "int8-both": 1_000.0}
+REACH = {"int8-smooth": 1.8, "int8-smooth-token": 1.8, "int8-both": 1_000.0}
 """Of the pooled error, on SmolLM2-135M."""
 
 Squares = list[tuple[float, float]]
@@ -107,10 +107,10 @@ def _kl(figures: Figures) -> tuple[Cell, ...]:
 def _notes(
     request: TableRequest, measured: Yardstick, inputs: Sequence[AttentionInputs]
 ) -> tuple[str, ...]:
-    tokens = inputs[0].text[0].shape[2]
+    tokens, text = inputs[0].text[0].shape[2], measured.text
     return (
-        f"{request.model} in float32 as it is, {measured.text.name}; errors on the first window or "
-        f"prompt, {tokens} tokens, {len(inputs)} layers; KL on {len(measured.text.windows)} windows "
-        f"or prompts, {measured.text.num_scored} scored tokens",
+        f"{request.model} in float32 as it is, {text.name}; errors on the first window or prompt, "
+        f"{tokens} tokens, {len(inputs)} layers; KL on {len(text.windows)} windows or prompts, "
+        f"{text.num_scored} scored tokens",
         "codes of a text are made at once, as in a prefill; products with values are float32",
     )
