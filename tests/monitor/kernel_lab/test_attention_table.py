@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +52,8 @@ def test_a_layer_that_is_not_there(tiny_request: TableRequest) -> None:
     ids = torch.ones(1, 4, dtype=torch.long)
     with pytest.raises(ValueError, match=r"no attention in layers \[5\]"):
         attention_inputs(loaded.module, ids, frozenset({0, 5}))
-    assert loaded.module.config._attn_implementation != "quantwatch_recorded"
+    config: Any = loaded.module.config
+    assert config._attn_implementation != "quantwatch_recorded"
 
 
 def test_a_model_without_attention(tiny_request: TableRequest) -> None:
