@@ -64,10 +64,10 @@ def attention_by_position(
 ) -> tuple[Tensor, Tensor]:
     """Return outputs [B, Hq, Tq, D] and log-sum-exps [B, Hq, Tq], in whatever order the keys lie.
 
-    Keys and values [B, Hkv, Tk, D]; integer positions of queries [Tq] and keys [Tk]. With `causal` a
-    query sees the keys at its own position and before; a window counts positions. A query that
-    sees nothing gets zeros. Raises ValueError for shapes that don't fit, and for a window without
-    `causal`. At least float32.
+    Keys and values [B, Hkv, Tk, D]; integer positions of queries [Tq] and of keys [Tk]. With
+    `causal` a query sees the keys at its own position and before; a window counts positions. A
+    query that sees nothing gets zeros. At least float32. Raises ValueError for shapes that don't
+    fit, and for a window without `causal`.
     """
     keys, values = cached
     heads, shared = queries.shape[1], keys.shape[1]
