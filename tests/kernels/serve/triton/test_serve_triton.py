@@ -51,11 +51,11 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", SERVING)
 def test_grid(name: str) -> None:
-    """The whole grid on the GPU: three dtypes, five layouts. On a CPU: test_conformance.py."""
+    """The quick grid on the GPU, bfloat16 included. On a CPU: test_conformance.py."""
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     cases = [case for case in all_cases() if case.op.name == name]
-    found = [r for r in run_cases(cases, device="cuda") if r.backend == "triton"]
+    found = [r for r in run_cases(cases, device="cuda", quick=True) if r.backend == "triton"]
     assert [r for r in found if r.status == "failed"] == []
     assert any(r.status == "passed" and r.dtype == "float32" for r in found)
 
