@@ -99,11 +99,15 @@ def test_wrong_results_and_no_time(gpu_serve: Any, monkeypatch: pytest.MonkeyPat
     assert {each["skipped"] for each in skipped} == {"no time left"}
 
 
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
 def test_a_wrong_kernel_has_an_error(gpu_serve: Any) -> None:
     """Catches an error that can't be anything but small."""
     op: Op[..., Any] = Op("twice")
-    op.register("triton")(lambda x: 2 * x)
-    op.register("reference")(lambda x: x)
+    op.register("triton")(twice)
+    op.register("reference")(torch.clone)
     work = gpu_serve.Workload("twice", op, (torch.ones(3),), 1, 1)
     assert gpu_serve.error_of(work) == pytest.approx(1.0)
     codes = replace(work, args=(torch.ones(3, dtype=torch.int8),), limit=0.0)
