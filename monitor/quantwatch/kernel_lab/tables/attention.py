@@ -34,7 +34,7 @@ _COLUMNS = (
     Column("kl_se", "± se", ".2g"),
     Column("same_top1", "same top-1", ".1%"),
 )
-REACH = {"int8-smooth": 1.8, "int8-smooth-token": 1.8, "int8-both": 1_000.0}
+REACH = {"int8-smooth": 1.8, "int8-both": 1_000.0}
 """Of the pooled error, on SmolLM2-135M."""
 
 Squares = list[tuple[float, float]]
