@@ -8,11 +8,14 @@ its context costs one step. In this order:
 - overflow: float16 inputs whose partial sums pass 65504: a float16 accumulator gives infinity;
 - poison: NaN and 127 around every input, a guard behind every output;
 - rows: a row alone against the row among 64, bit for bit;
+- serve: the conformance grid of every serving operator's kernel;
 - speed: against bfloat16 `F.linear` and the native int4 and int8 products, caches flushed, as a
-  ratio and as a share of the roofline that this device reached itself in a copy and in a product.
+  ratio and as a share of the roofline that this device reached itself in a copy and in a product;
+- serve_speed: each serving operator's time, bytes and operations per second, share of the roofline,
+  and error against float64.
 
-Capture and replay of CUDA graphs belongs to the serving kernels. `--device cpu` runs the first four
-in the interpreter, to try this script out; without a GPU and without it, it says so and stops.
+`--device cpu` runs all but the last two in the interpreter, to try this script out; without a GPU
+and without it, it says so and stops.
 """
 
 import argparse
@@ -26,9 +29,10 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import gpu_serve
 import torch
 from gpu_layers import drawn, int4, w8a8
-from gpu_speed import speed
+from gpu_speed import Clock, peaks, speed
 from torch import Tensor
 
 from quantwatch_kernels.numerics import relative_rmse
@@ -42,7 +46,11 @@ from quantwatch_kernels.quantize.row_ops import HADAMARD, QUANTIZE_ROWS
 from quantwatch_kernels.quantize.triton.available import triton_why_not
 from quantwatch_kernels.quantize.w8a8_linear import W8A8_LINEAR, W8A8Linear
 
-LIMITS_S = {"golden": 150, "overflow": 40, "poison": 90, "rows": 60, "speed": 200}
+LIMITS_S = {
+    "golden": 110, "overflow": 30, "poison": 70, "rows": 50, "serve": 120, "speed": 130,
+    "serve_speed": 85,
+}  # fmt: skip
+TIMED = ("speed", "serve_speed")
 RMSE = {torch.float32: 7e-7, torch.float16: 6e-4, torch.bfloat16: 5e-3}
 SHAPES = ((1, 576, 576), (17, 192, 576), (65, 576, 1536), (5, 37, 91))
 """(rows, outputs, inputs)."""
@@ -172,9 +180,18 @@ def rows_alone(device: str) -> Found:
     return found
 
 
+def serve_speed(device: str, limit_s: float) -> Found:
+    """Time the serving operators against the ceilings of this run."""
+    assert device == "cuda"
+    clock = Clock()
+    return gpu_serve.timed(clock, peaks(clock), gpu_serve.LARGE, device, limit_s)
+
+
 STEPS: dict[str, Callable[[str], Found]] = {
     "golden": golden, "overflow": overflow, "poison": poison, "rows": rows_alone,
+    "serve": gpu_serve.grid,
     "speed": lambda device: speed(device, LIMITS_S["speed"] - 40),
+    "serve_speed": lambda device: serve_speed(device, LIMITS_S["serve_speed"] - 30),
 }  # fmt: skip
 
 
@@ -210,7 +227,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
-        given.steps = [step for step in given.steps if step != "speed"]
+        given.steps = [step for step in given.steps if step not in TIMED]
     elif not torch.cuda.is_available():
         print(json.dumps({"status": "no CUDA device"}))
         return 2

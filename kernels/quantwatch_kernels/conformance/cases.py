@@ -1,5 +1,6 @@
 """The table of conformance cases: one line adds an operator, or a kind of weights to one."""
 
+from quantwatch_kernels.conformance.attention import attention_cases
 from quantwatch_kernels.conformance.case import OpCase
 from quantwatch_kernels.conformance.compare import compare_cases
 from quantwatch_kernels.conformance.fused import fused_cases
@@ -38,4 +39,5 @@ def all_cases() -> tuple[OpCase, ...]:
         *row_cases(),
         *fused_cases(),
         *moe_cases(),
+        *attention_cases(),
     )

@@ -101,7 +101,7 @@ def run_case(case: OpCase, backend: str, ask: Ask) -> CaseResult:
 def _found(case: OpCase, backend: str, made: Made) -> tuple[Tensor, ...]:
     with torch.no_grad(), poison_empty("quantwatch_kernels"):
         found = case.op.run(backend, *made.args)
-    return (found,) if isinstance(found, Tensor) else tuple(found)
+    return (found,) if isinstance(found, Tensor) else tuple(x for x in found if x is not None)
 
 
 def _counted(before: dict[Fallback, int]) -> tuple[tuple[str, str, int], ...]:

@@ -5,13 +5,12 @@ With codes q̂ = round(q / s_q), k̂ alike, half to even, s = absmax / 127:
 - plain: s = s_q s_k · q̂ k̂ᵀ, one scale per tensor (or per token).
 - smoothed keys (SageAttention, 2410.02367): k − k̄, k̄ the mean over the keys, is quantized. Every
   score of a query changes by the same q·k̄, which softmax doesn't see; the log-sum-exp does: it is
-  added there.
+  added there. (So does a soft-cap: there it is added to the scores before.)
 - the query's residual: r_q = q − s_q q̂, kept in float16, is multiplied with the keys' codes and
   added: what is left is the keys' rounding, q·r_k.
 - both residuals: + q·r_k, r_k in float16 too. What is left is the rounding of the residuals.
 
-Products of codes are exact: an integer sum of D · 127² < 2²⁴ is exact in float32 up to D = 1,040,
-beyond it is made in float64. P V is float32. Masked keys enter neither scales nor the mean.
+P V is float32. Masked keys enter neither scales nor the mean. The product itself is `int8_qk`.
 """
 
 import math
@@ -21,9 +20,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Attended", "Int8Scores", "int8_attention", "int8_scores"]
+from quantwatch_kernels.serve.int8_qk import INT8_QK, Coded
 
-_EXACT = 1_040
+__all__ = ["ATTENTIONS", "Attended", "Int8Scores", "attention_named", "int8_attention",
+           "int8_scores"]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,26 @@ class Int8Scores:
     smooth: bool = False
     residual: Literal["none", "query", "both"] = "none"
     scale: Literal["tensor", "token"] = "tensor"
+
+
+ATTENTIONS: dict[str, Int8Scores] = {
+    "int8-plain": Int8Scores(),
+    "int8-token": Int8Scores(scale="token"),
+    "int8-smooth": Int8Scores(smooth=True),
+    "int8-smooth-token": Int8Scores(smooth=True, scale="token"),
+    "int8-query": Int8Scores(residual="query"),
+    "int8-smooth-query": Int8Scores(smooth=True, residual="query"),
+    "int8-both": Int8Scores(residual="both"),
+    "int8-smooth-both": Int8Scores(smooth=True, residual="both"),
+}
+"""By name, as a check or a table says it; what each costs is in docs/kernels.md."""
+
+
+def attention_named(name: str) -> Int8Scores:
+    """Return the scores of a name. Raises ValueError naming what is allowed."""
+    if name not in ATTENTIONS:
+        raise ValueError(f"unknown attention {name!r}; allowed are {', '.join(ATTENTIONS)}.")
+    return ATTENTIONS[name]
 
 
 class Attended(NamedTuple):
@@ -64,13 +84,12 @@ def int8_scores(
         mean = k.sum(2, keepdim=True) / count
         k = k - mean if seen is None else (k - mean).where(seen[:, None], 0.0)
         shift = q @ mean.mT
-    (q_codes, q_scale), (k_codes, k_scale) = (_codes(x, how.scale) for x in (q, k))
-    scores = _product(q_codes, k_codes) * (q_scale * k_scale.mT)
+    coded_q, coded_k = (_coded(x, how.scale) for x in (q, k))
     if how.residual != "none":
-        scores = scores + (q - q_codes * q_scale).half().float() @ (k_codes * k_scale).mT
+        coded_q = coded_q._replace(residual=(q - coded_q.codes * coded_q.scales).half())
     if how.residual == "both":
-        scores = scores + q @ (k - k_codes * k_scale).half().float().mT
-    return scores, shift
+        coded_k = coded_k._replace(residual=(k - coded_k.codes * coded_k.scales).half())
+    return INT8_QK.run(None, coded_q, coded_k, q), shift
 
 
 def int8_attention(
@@ -104,10 +123,10 @@ def int8_attention(
     return Attended(out, lse + factor * shift[..., 0])
 
 
-def _codes(x: Tensor, scale: str) -> tuple[Tensor, Tensor]:
-    """Return codes −127 … 127 as floats, and scales that broadcast over [B, H, T, D]."""
+def _coded(x: Tensor, scale: str) -> Coded:
+    """Return codes −127 … 127, 0 for a NaN, and scales [B, H, T, 1]."""
     if not x.numel():
-        return x, x.new_ones(1, 1, 1, 1).expand(*x.shape[:3], 1)
+        return Coded(x.to(torch.int8), x.new_ones(1, 1, 1, 1).expand(*x.shape[:3], 1))
     largest = (
         x.abs().amax(-1, keepdim=True)
         if scale == "token"
@@ -115,10 +134,5 @@ def _codes(x: Tensor, scale: str) -> tuple[Tensor, Tensor]:
     )
     scales = largest / 127
     scales = torch.where(scales == 0, 1.0, scales).expand(*x.shape[:3], 1)
-    return (x / scales).round().clamp(-127, 127), scales
-
-
-def _product(q_codes: Tensor, k_codes: Tensor) -> Tensor:
-    if q_codes.shape[-1] <= _EXACT:
-        return q_codes @ k_codes.mT
-    return (q_codes.double() @ k_codes.double().mT).float()
+    codes = (x / scales).round().nan_to_num(0.0).clamp(-127, 127).to(torch.int8)
+    return Coded(codes, scales)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from quantwatch_kernels.quantize.row_ops import QUANTIZE_ROWS
 from quantwatch_kernels.registry import Op
-from quantwatch_kernels.serve.fused_norm import quantized_rows, refuse_gradient
+from quantwatch_kernels.serve.fused_norm import fused_why_not, quantized_rows, refuse_gradient
 
 __all__ = ["ACTIVATIONS", "ACT_MUL", "ACT_MUL_QUANTIZE", "Activation", "act_mul",
            "act_mul_quantize"]  # fmt: skip
@@ -132,3 +132,22 @@ def _quantize_reference(gate: Tensor, up: Tensor, activation: Activation) -> tup
     y = _reference(gate, up, activation)
     codes, scales = QUANTIZE_ROWS.run("reference", y.reshape(y.shape[:-1].numel(), y.shape[-1]))
     return codes.view(y.shape), scales.view(*y.shape[:-1], 1)
+
+
+def _triton_why_not(gate: Tensor, up: Tensor, activation: Activation) -> str | None:
+    del activation
+    return fused_why_not(gate, up)
+
+
+@ACT_MUL.register("triton", _triton_why_not)
+def _triton(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    from quantwatch_kernels.serve.triton.act_mul import act_mul_triton
+
+    return act_mul_triton(gate, up, activation)
+
+
+@ACT_MUL_QUANTIZE.register("triton", _triton_why_not)
+def _quantize_triton(gate: Tensor, up: Tensor, activation: Activation) -> tuple[Tensor, Tensor]:
+    from quantwatch_kernels.serve.triton.act_mul import act_mul_quantize_triton
+
+    return act_mul_quantize_triton(gate, up, activation)

@@ -15,7 +15,7 @@ Backward, with n = s ÷ rms and g = ∂y · w: ∂s = (g − n · mean(g · n)) 
 ∂w = Σ ∂y · n over tokens. Only s, w and one number per token are kept, no float32 copy: a third
 of what autograd keeps of the models' own norm in 16 bits. Given up: `aten` is a handful of
 torch operators and so makes several passes over memory; on a CPU it saves no time (0.8 to 1.0 × the
-models' own). `reference` is float64.
+models' own). `reference` is float64; `triton` has no backward.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -24,10 +24,12 @@ import torch
 from torch import Tensor
 
 from quantwatch_kernels.quantize.row_ops import QUANTIZE_ROWS
+from quantwatch_kernels.quantize.triton.available import triton_why_not
 from quantwatch_kernels.registry import Op
 
 __all__ = ["ADD_RMS_NORM", "ADD_RMS_NORM_QUANTIZE", "Casting", "Norm", "add_rms_norm",
-           "add_rms_norm_quantize", "quantized_rows", "refuse_gradient"]  # fmt: skip
+           "add_rms_norm_quantize", "fused_why_not", "quantized_rows",
+           "refuse_gradient"]  # fmt: skip
 
 Casting = Literal["llama", "gemma"]
 
@@ -166,3 +168,38 @@ def _quantize_reference(
     rows = normalized.to(x.dtype).reshape(x.shape[:-1].numel(), x.shape[-1])
     codes, scales = QUANTIZE_ROWS.run("reference", rows)
     return codes.view(x.shape), scales.view(*x.shape[:-1], 1), summed
+
+
+def fused_why_not(first: Tensor, *others: Tensor | None) -> str | None:
+    """Say why a fused Triton kernel can't run on these, None when it can."""
+    inputs = [x for x in (first, *others) if x is not None]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        return "the Triton kernel has no backward pass"
+    if any(x.dtype == torch.float64 for x in inputs):
+        return "the Triton kernel computes in float32, not float64"
+    if away := [x for x in inputs if x.device != first.device]:
+        return f"inputs lie on {first.device} and {away[0].device}"
+    return triton_why_not(first, bfloat16=first.dtype == torch.bfloat16)
+
+
+def _triton_why_not(x: Tensor, residual: Tensor | None, weight: Tensor, norm: Norm) -> str | None:
+    del norm
+    return fused_why_not(x, residual, weight)
+
+
+@ADD_RMS_NORM.register("triton", _triton_why_not)
+def _triton(
+    x: Tensor, residual: Tensor | None, weight: Tensor, norm: Norm
+) -> tuple[Tensor, Tensor]:
+    from quantwatch_kernels.serve.triton.rms_norm import add_rms_norm_triton
+
+    return add_rms_norm_triton(x, residual, weight, norm)
+
+
+@ADD_RMS_NORM_QUANTIZE.register("triton", _triton_why_not)
+def _quantize_triton(
+    x: Tensor, residual: Tensor | None, weight: Tensor, norm: Norm
+) -> tuple[Tensor, Tensor, Tensor]:
+    from quantwatch_kernels.serve.triton.rms_norm import add_rms_norm_quantize_triton
+
+    return add_rms_norm_quantize_triton(x, residual, weight, norm)

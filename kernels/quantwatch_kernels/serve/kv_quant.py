@@ -11,7 +11,7 @@ Arithmetic is float32. A chunk with NaN or infinite numbers has NaN scales: they
 no product is made of them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -21,7 +21,8 @@ from quantwatch_kernels.quantize.affine import dequantize, quantize
 from quantwatch_kernels.quantize.hadamard import Hadamard
 from quantwatch_kernels.quantize.mse import mse_qparams
 from quantwatch_kernels.quantize.packing import pack, unpack
-from quantwatch_kernels.quantize.qparams import QParams, choose_qparams
+from quantwatch_kernels.quantize.qparams import QParams
+from quantwatch_kernels.serve.kv_codes import KV_QUANTIZE
 from quantwatch_kernels.serve.kv_scheme import PlaneScheme
 
 __all__ = ["StoredPlane", "restore", "rotation", "store"]
@@ -72,16 +73,20 @@ def store(x_BHnD: Tensor, plane: PlaneScheme) -> StoredPlane:
         x = _shifted(x, -means.float())
     rows = _rows(x, plane)
     spec = plane.spec
-    searched = plane.clip == "mse" and rows.numel()
-    found = mse_qparams(rows, spec) if searched else choose_qparams(rows, spec)
-    codes = quantize(rows, found, spec)
-    zeros = None if found.zeros is None else pack(found.zeros.flatten(), spec.format)
+    if plane.clip == "mse" and rows.numel():
+        found = mse_qparams(rows, spec)
+        packed, scales = pack(quantize(rows, found, spec), spec.format), found.scales
+        each = found.zeros
+    else:
+        packed, scales, each = KV_QUANTIZE.run(None, rows, replace(spec, clip="none"))
+    zeros = None if each is None else pack(each.flatten(), spec.format)
     factors = None
     if plane.rank and tokens:
-        values = _unrows(dequantize(codes, found, spec), x.shape, plane)
+        codes = unpack(packed, spec.format, rows.shape[1])
+        values = _unrows(dequantize(codes, QParams(scales, each), spec), x.shape, plane)
         factors = _factors(x - values, plane)
     shape = (batch, heads, tokens, features)
-    return StoredPlane(pack(codes, spec.format), found.scales, zeros, means, factors, shape)
+    return StoredPlane(packed, scales, zeros, means, factors, shape)
 
 
 def restore(stored: StoredPlane, plane: PlaneScheme, *, rotated: bool = False) -> Tensor:

@@ -14,9 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
+from quantwatch_kernels.serve.attend_through import (
+    attend_through_,
+    check_whole_texts,
+    register,
+    restored,
+)
 from quantwatch_kernels.serve.kv_attention import Score, mixed_attention
 from quantwatch_kernels.serve.kv_quant import restore, store
 from quantwatch_kernels.serve.kv_reads import reads_codes
@@ -25,10 +29,8 @@ from quantwatch_kernels.serve.kv_scheme import KVScheme, PlaneScheme
 __all__ = ["head_features", "quantized_kv", "serve_through_", "through_codes"]
 
 NAME = "quantwatch_kv"
-
-
-_STATE = "_quantwatch_kv"
-"""Attribute of an attention module: (scheme, prefill). It goes along when a model is copied."""
+_STATE = f"_{NAME}"
+"""Attribute of an attention module: (scheme, prefill)."""
 
 
 def through_codes(x_BHTD: Tensor, plane: PlaneScheme, scheme: KVScheme) -> Tensor:
@@ -48,12 +50,7 @@ def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """Attention in transformers' calling convention: [B, T, H, D] is returned."""
-    if kwargs.get("s_aux") is not None:
-        raise ValueError(f"{type(module).__name__} has attention sinks of its own, not supported.")
-    if query.shape[-2] != key.shape[-2]:
-        raise ValueError("a pass through a quantized cache takes whole texts, without a cache.")
-    if mask is not None and not _begin_at_once(mask):
-        raise ValueError("a pass through a quantized cache takes texts padded on the right only.")
+    check_whole_texts(module, query, key, mask, s_aux=kwargs.get("s_aux"))
     scheme, prefill = getattr(module, _STATE)
     exact = coded = (key, value)
     if module.layer_idx not in scheme.high_layers:
@@ -66,14 +63,7 @@ def _attention(
     return out.transpose(1, 2).contiguous(), None
 
 
-def _begin_at_once(mask: Tensor) -> bool:
-    """Say whether the first query of every text sees its own key: padding on the left hides it."""
-    first = mask[..., 0, 0]
-    return bool((first if mask.dtype == torch.bool else first > torch.finfo(mask.dtype).min).all())
-
-
-AttentionInterface.register(NAME, _attention)
-AttentionMaskInterface.register(NAME, eager_mask)
+register(NAME, _attention)
 
 
 def head_features(model: Any) -> int:
@@ -89,31 +79,18 @@ def serve_through_(model: Any, scheme: KVScheme, prefill: int = 0) -> None:
     a model whose attention can't be replaced, and for high layers that it doesn't have.
     """
     config: Any = getattr(model, "config", None)
-    if not hasattr(config, "get_text_config"):
-        raise ValueError(f"{type(model).__name__} is no model of transformers.")
-    count = config.get_text_config(decoder=True).num_hidden_layers
-    if any(layer >= count for layer in scheme.high_layers):
-        raise ValueError(
-            f"layers {list(scheme.high_layers)} are to stay high; the model has {count}."
-        )
-    attentions = [m for m in model.modules() if hasattr(m, "layer_idx") and hasattr(m, "config")]
-    before = model.config._attn_implementation
-    model.set_attn_implementation(NAME)
-    if not attentions or any(m.config._attn_implementation != NAME for m in attentions):
-        model.set_attn_implementation(before)
-        raise ValueError(f"{type(model).__name__}: its attention can't be replaced.")
-    for module in attentions:
-        setattr(module, _STATE, (scheme, prefill))
+    if hasattr(config, "get_text_config"):
+        count = config.get_text_config(decoder=True).num_hidden_layers
+        if any(layer >= count for layer in scheme.high_layers):
+            raise ValueError(
+                f"layers {list(scheme.high_layers)} are to stay high; the model has {count}."
+            )
+    attend_through_(model, NAME, (scheme, prefill))
 
 
 @contextmanager
 def quantized_kv(model: Any, scheme: KVScheme, prefill: int = 0) -> Iterator[None]:
     """Inside, `model` attends through a cache of this scheme; see `serve_through_`."""
-    before = model.config._attn_implementation
-    serve_through_(model, scheme, prefill)
-    try:
+    with restored(model, NAME):
+        serve_through_(model, scheme, prefill)
         yield
-    finally:
-        for module in model.modules():
-            module.__dict__.pop(_STATE, None)
-        model.set_attn_implementation(before)

@@ -9,7 +9,7 @@ The result is rounded to the input's dtype once.
 
 Id −1 gives a row of zeros. Experts without tokens are not touched: a NaN in one reaches nobody. A
 NaN in a row stays in its slots. `reference` is one slot at a time in float64. Given up on a CPU:
-speed, as codes are unpacked for each call; a grouped kernel takes the same plan.
+speed, as codes are unpacked for each call; `triton` is a grouped kernel over the same plan.
 """
 
 from itertools import pairwise
@@ -25,6 +25,7 @@ from quantwatch_kernels.quantize.activations import (
 from quantwatch_kernels.quantize.affine import QuantizedWeight
 from quantwatch_kernels.quantize.qparams import spread
 from quantwatch_kernels.quantize.recipe import ActivationSpec
+from quantwatch_kernels.quantize.triton.available import triton_why_not
 from quantwatch_kernels.registry import Op
 from quantwatch_kernels.serve.fused_act import Activation, act_mul
 from quantwatch_kernels.serve.moe_align import align_blocks
@@ -145,3 +146,37 @@ def _reference(x: Tensor, ids_Tk: Tensor, experts: ExpertStack, block: int) -> T
         if expert >= 0:
             y[slot] = experts.expert(expert).values.double() @ rows[slot].double()
     return y.to(x.dtype).view(*ids_Tk.shape, experts.shape[1])
+
+
+def _triton_why_not(x: Tensor, ids_Tk: Tensor, experts: ExpertStack, block: int) -> str | None:
+    del ids_Tk, block
+    fmt, inputs = experts.spec.format, experts.activations
+    if fmt.bits not in (4, 8):
+        return f"the Triton kernel unpacks 4 and 8 bits, not {fmt.bits}"
+    coded = () if inputs is None else (fmt, inputs.format)
+    if wide := [each.name for each in coded if each.bits == 8 and not each.symmetric]:
+        return f"{wide[0]} codes less their zero don't fit the int8 that is multiplied"
+    if x.dtype == torch.float64:
+        return "the Triton kernel sums in float32, not float64"
+    if x.device != experts.packed.device:
+        return f"inputs lie on {x.device} and experts on {experts.packed.device}"
+    return triton_why_not(x, bfloat16=x.dtype == torch.bfloat16)
+
+
+@MOE_GEMM.register("triton", _triton_why_not)
+def _triton(x: Tensor, ids_Tk: Tensor, experts: ExpertStack, block: int) -> Tensor:
+    from quantwatch_kernels.serve.triton.moe_gemm import moe_gemm_triton
+
+    plan = align_blocks(ids_Tk, experts.shape[0], block)
+    top, columns = ids_Tk.shape[1] if x.ndim == 2 else 1, experts.in_features
+    rows, scales, size = x.reshape(-1, columns), None, columns
+    if experts.activations is not None:
+        made = input_qparams(rows, experts.activations)
+        size = min(columns, experts.activations.granularity.group_size(columns))
+        codes = quantize_input(rows, made, experts.activations).int()
+        if made.zeros is not None:
+            codes = codes - spread(made.zeros, size, columns).int()
+        rows, scales = codes.to(torch.int8), made.scales.float()
+    y = torch.zeros(ids_Tk.numel(), experts.shape[1], dtype=x.dtype, device=x.device)
+    moe_gemm_triton((rows, scales, size), plan, experts, top, y)
+    return y.view(*ids_Tk.shape, experts.shape[1])

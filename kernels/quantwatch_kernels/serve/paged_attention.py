@@ -5,10 +5,11 @@ are the last tokens of their sequence, whose keys and values are in pages [P, pa
 the order of the plan's `kv_indices`. Query head h reads key head h // (Hq / Hkv). A query at
 position t sees the keys t − window + 1 … t.
 
-This is the slow twin that kernels are tested against: one sequence at a time, gathered, in float32
-(float64 for float64). With `pages_per_part` the keys are taken in parts that are merged by their
-log-sum-exps, as split kernels do. Slots behind a sequence's last token are never read: what a page
-held before may be NaN.
+`torch` is the slow twin that kernels are tested against: one sequence at a time, gathered, in
+float32 (float64 for float64, which `reference` takes for every dtype). With `pages_per_part` the
+keys are taken in parts that are merged by their log-sum-exps, as split kernels do; `triton` makes
+all parts at once. Slots behind a sequence's last token are never read: what a page held before may
+be NaN.
 """
 
 import math
@@ -19,10 +20,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quantwatch_kernels.quantize.triton.available import triton_why_not
+from quantwatch_kernels.registry import Op
 from quantwatch_kernels.serve.merge import merge_states
 from quantwatch_kernels.serve.paged_plan import PagedPlan
 
-__all__ = ["AttentionRule", "PagedOutput", "paged_attention"]
+__all__ = ["PAGED_ATTENTION", "AttentionRule", "PagedOutput", "paged_attention"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,12 @@ class PagedOutput(NamedTuple):
     lse: Tensor
 
 
+PAGED_ATTENTION: Op[
+    [Tensor, Tensor, tuple[Tensor, Tensor], PagedPlan, AttentionRule, int | None], PagedOutput
+] = Op("paged_attention")
+"""(queries, q_indptr, pages, plan, rule, pages per part) → (out, lse)."""
+
+
 def paged_attention(
     queries: Tensor,
     q_indptr: Tensor,
@@ -57,6 +66,18 @@ def paged_attention(
 ) -> PagedOutput:
     """Attend; a sequence may have no query. Raises ValueError for what doesn't fit the plan."""
     _check(queries, q_indptr, pages, plan)
+    return PAGED_ATTENTION.run(None, queries, q_indptr, pages, plan, rule, pages_per_part)
+
+
+@PAGED_ATTENTION.register("torch")
+def _torch(
+    queries: Tensor,
+    q_indptr: Tensor,
+    pages: tuple[Tensor, Tensor],
+    plan: PagedPlan,
+    rule: AttentionRule,
+    pages_per_part: int | None,
+) -> PagedOutput:
     out = torch.zeros_like(queries)
     dtype = torch.promote_types(queries.dtype, torch.float32)
     lse = queries.new_full(queries.shape[:2], -torch.inf, dtype=dtype)
@@ -71,6 +92,58 @@ def paged_attention(
     return PagedOutput(out, lse)
 
 
+@PAGED_ATTENTION.register("reference")
+def _reference(
+    queries: Tensor,
+    q_indptr: Tensor,
+    pages: tuple[Tensor, Tensor],
+    plan: PagedPlan,
+    rule: AttentionRule,
+    pages_per_part: int | None,
+) -> PagedOutput:
+    out, lse = _torch(queries.double(), q_indptr, pages, plan, rule, pages_per_part)
+    return PagedOutput(
+        out.to(queries.dtype), lse.to(torch.promote_types(queries.dtype, torch.float32))
+    )
+
+
+def _triton_why_not(
+    queries: Tensor,
+    q_indptr: Tensor,
+    pages: tuple[Tensor, Tensor],
+    plan: PagedPlan,
+    rule: AttentionRule,
+    pages_per_part: int | None,
+) -> str | None:
+    del q_indptr, plan, rule, pages_per_part
+    if other := [page.dtype for page in pages if page.dtype != queries.dtype]:
+        return f"the Triton kernel multiplies one dtype, not {queries.dtype} with {other[0]}"
+    if queries.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"the Triton kernel sums in float32, not {queries.dtype}"
+    if queries.shape[-1] > 256:
+        return f"heads of {queries.shape[-1]} features; a program holds 256"
+    if away := [page.device for page in pages if page.device != queries.device]:
+        return f"queries lie on {queries.device} and pages on {away[0]}"
+    return triton_why_not(queries, bfloat16=queries.dtype == torch.bfloat16)
+
+
+@PAGED_ATTENTION.register("triton", _triton_why_not)
+def _triton(
+    queries: Tensor,
+    q_indptr: Tensor,
+    pages: tuple[Tensor, Tensor],
+    plan: PagedPlan,
+    rule: AttentionRule,
+    pages_per_part: int | None,
+) -> PagedOutput:
+    from quantwatch_kernels.serve.triton.paged_attention import paged_attention_triton
+
+    said = (rule.scaling, rule.softcap, rule.window)
+    parts = paged_attention_triton(queries, q_indptr, pages, plan, said, pages_per_part)
+    out, lse = merge_states(list(zip(*parts, strict=True)))
+    return PagedOutput(out.to(queries.dtype), lse)
+
+
 def _parts(
     pages: tuple[Tensor, Tensor], plan: PagedPlan, number: int, size: int | None
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
@@ -79,11 +152,11 @@ def _parts(
     held = int(plan.kv_lengths[number])
     start, length = int(plan.kv_start[number]), int(plan.kv_start[number]) + held
     for page in range(first, last, size or last - first):
-        ids = plan.kv_indices[page : min(page + (size or last), last)].long()
+        ids = plan.kv_indices[page : min(page + (size or last), last)].long().to(pages[0].device)
         begin = (page - first) * plan.page_size
         count = min(len(ids) * plan.page_size, held - begin)
         keys, values = (plane[ids].flatten(0, 1)[:count] for plane in pages)
-        yield keys, values, start + begin + torch.arange(count), length
+        yield keys, values, start + begin + torch.arange(count, device=keys.device), length
 
 
 def _attend(
@@ -104,7 +177,7 @@ def _attend(
     scores = scores * (1 / math.sqrt(features) if rule.scaling is None else rule.scaling)
     if rule.softcap is not None:
         scores = rule.softcap * torch.tanh(scores / rule.softcap)
-    own = torch.arange(length - count, length)[:, None]
+    own = torch.arange(length - count, length, device=keys.device)[:, None]
     seen = position <= own
     if rule.window is not None:
         seen &= position > own - rule.window

@@ -1,6 +1,8 @@
 """How a candidate is served: the paths of a serving engine that change numbers."""
 
-from pydantic import Field, field_validator
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
 
 from quantwatch.config.base import Strict
 
@@ -12,18 +14,35 @@ KV_CACHES = (
 """Schemes by name, as `quantwatch_kernels.serve.kv_scheme` has them; here no torch is imported."""
 
 
-class ServeConfig(Strict):
-    """What a model runs through beside its weights."""
+Int8Attention = Literal[
+    "int8-plain", "int8-token", "int8-smooth", "int8-smooth-token", "int8-query",
+    "int8-smooth-query", "int8-both", "int8-smooth-both",
+]  # fmt: skip
+"""Scores by name, as `quantwatch_kernels.serve.attention_int8` has them."""
 
-    kv_cache: str = Field(
+
+class ServeConfig(Strict):
+    """What a model runs through beside its weights: exactly one of these."""
+
+    kv_cache: str | None = Field(
+        default=None,
         description="A quantized KV cache by its name, e.g. int8, int4, kivi2: see `kernels table "
         "kv`. `int4+high0,1` keeps the cache of layers 0 and 1 in full precision. Each query reads "
-        "codes or full precision as it would when tokens come one by one."
+        "codes or full precision as it would when tokens come one by one.",
+    )
+    attention: Int8Attention | None = Field(
+        default=None,
+        description="Attention whose scores come from int8 codes: int8-plain (a scale per tensor), "
+        "int8-token (per token), int8-smooth (the keys' mean taken off), int8-query (the query's "
+        "rounding error added back), int8-both (the keys', too), int8-smooth-token, "
+        "int8-smooth-query, int8-smooth-both: see `kernels table attention`.",
     )
 
     @field_validator("kv_cache")
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _known(cls, name: str | None) -> str | None:
+        if name is None:
+            return None
         base, plus, rest = name.partition("+")
         if base not in KV_CACHES:
             raise ValueError(f"{base!r} is no KV cache; allowed: {', '.join(KV_CACHES)}")
@@ -31,3 +50,9 @@ class ServeConfig(Strict):
         if plus and not (rest.startswith("high") and all(part.isdecimal() for part in numbers)):
             raise ValueError(f"{name!r}: after + comes highN,M…, layers in full precision")
         return name
+
+    @model_validator(mode="after")
+    def _one(self) -> "ServeConfig":
+        if (self.kv_cache is None) == (self.attention is None):
+            raise ValueError("exactly one of kv_cache and attention: each replaces the attention")
+        return self

@@ -127,7 +127,7 @@ class VariantConfig(Strict):
         if self.execution != "dequantized" and self.recipe is None:
             raise ValueError(f'execution = "{self.execution}" needs a recipe')
         if self.serve is not None and self.attention is not None:
-            raise ValueError("serve.kv_cache has an attention of its own: leave attention out")
+            raise ValueError("serve has an attention of its own: leave attention out")
         if self.attention == "flash_attention_2" and not self.device.startswith("cuda"):
             raise ValueError('attention = "flash_attention_2" needs device = "cuda"')
         return self

@@ -119,6 +119,7 @@ def serve_sha(
 
     And of its serving, if it has any: without, the digest is what it always was.
     """
+    served = {} if serve is None else {"serve": serve.model_dump(mode="json", exclude_none=True)}
     settings = getattr(module, "config", None)
     attention = getattr(settings, "_attn_implementation", None)
     return canonical_sha(
@@ -127,7 +128,7 @@ def serve_sha(
             "device": torch.device(device).type,
             "attention": attention,
             "execution": execution,
-            **({} if serve is None else {"serve": serve.model_dump(mode="json")}),
+            **served,
         }
     )
 

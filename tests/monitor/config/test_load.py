@@ -129,7 +129,19 @@ MISTAKES = {
     ),
     "a KV cache and an attention": (
         'model = "m"\nattention = "eager"\nserve = { kv_cache = "int4" }',
-        f"{CANDIDATE}: serve.kv_cache has an attention of its own",
+        f"{CANDIDATE}: serve has an attention of its own",
+    ),
+    "unknown served attention": (
+        'model = "m"\nserve = { attention = "int8" }',
+        f'{CANDIDATE}.serve.attention: "int8" is not allowed; allowed: "int8-plain", ',
+    ),
+    "two attentions": (
+        'model = "m"\nserve = { attention = "int8-both", kv_cache = "int8" }',
+        f"{CANDIDATE}.serve: exactly one of kv_cache and attention",
+    ),
+    "served through nothing": (
+        'model = "m"\nserve = {}',
+        f"{CANDIDATE}.serve: exactly one of kv_cache and attention",
     ),
     "flash attention on a CPU": (
         'model = "m"\nattention = "flash_attention_2"',

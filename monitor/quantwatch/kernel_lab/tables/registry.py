@@ -27,6 +27,9 @@ class Entry(NamedTuple):
 
 TABLES: dict[str, Entry] = {
     "allocation": Entry(f"{_HERE}.allocation", "formats by sensitivity, uniform and random"),
+    "attention": Entry(
+        f"{_HERE}.attention", "INT8 attention: error of each repair, KL", rescales=False
+    ),
     "block-table": Entry(
         f"{_HERE}.block_table", "waste and neighbours of KV pages, by request", takes_model=False
     ),
