@@ -1,6 +1,8 @@
 """How a candidate is served: the paths of a serving engine that change numbers."""
 
-from pydantic import Field, field_validator
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
 
 from quantwatch.config.base import Strict
 
@@ -15,15 +17,24 @@ KV_CACHES = (
 class ServeConfig(Strict):
     """What a model runs through beside its weights."""
 
-    kv_cache: str = Field(
+    kv_cache: str | None = Field(
+        default=None,
         description="A quantized KV cache by its name, e.g. int8, int4, kivi2: see `kernels table "
         "kv`. `int4+high0,1` keeps the cache of layers 0 and 1 in full precision. Each query reads "
-        "codes or full precision as it would when tokens come one by one."
+        "codes or full precision as it would when tokens come one by one.",
+    )
+    experts: Literal["int8", "int4", "int4-a4"] | None = Field(
+        default=None,
+        description="Stacked experts as codes through the grouped product: int8 per output, int4 "
+        "in groups of 32, or int4-a4 with the rows that meet them in 4 bits, too. Router and "
+        "shared experts stay as they are.",
     )
 
     @field_validator("kv_cache")
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _known(cls, name: str | None) -> str | None:
+        if name is None:
+            return None
         base, plus, rest = name.partition("+")
         if base not in KV_CACHES:
             raise ValueError(f"{base!r} is no KV cache; allowed: {', '.join(KV_CACHES)}")
@@ -31,3 +42,9 @@ class ServeConfig(Strict):
         if plus and not (rest.startswith("high") and all(part.isdecimal() for part in numbers)):
             raise ValueError(f"{name!r}: after + comes highN,M…, layers in full precision")
         return name
+
+    @model_validator(mode="after")
+    def _something(self) -> "ServeConfig":
+        if self.kv_cache is None and self.experts is None:
+            raise ValueError("serve names nothing: give kv_cache, experts or both")
+        return self

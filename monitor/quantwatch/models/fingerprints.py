@@ -127,7 +127,9 @@ def serve_sha(
             "device": torch.device(device).type,
             "attention": attention,
             "execution": execution,
-            **({} if serve is None else {"serve": serve.model_dump(mode="json")}),
+            **(
+                {} if serve is None else {"serve": serve.model_dump(mode="json", exclude_none=True)}
+            ),
         }
     )
 

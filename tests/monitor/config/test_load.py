@@ -127,6 +127,18 @@ MISTAKES = {
         'model = "m"\nserve = { kv_cache = "int4+low1" }',
         f"{CANDIDATE}.serve.kv_cache: 'int4+low1': after + comes highN,M…",
     ),
+    "served by nothing": (
+        'model = "m"\nserve = {}',
+        f"{CANDIDATE}.serve: serve names nothing: give kv_cache, experts or both",
+    ),
+    "experts in an unknown format": (
+        'model = "m"\nserve = { experts = "int3" }',
+        f"{CANDIDATE}.serve.experts: ",
+    ),
+    "experts quantized twice": (
+        'model = "m"\nrecipe = "int8-channel"\nserve = { experts = "int4" }',
+        f"{CANDIDATE}: serve.experts quantizes experts itself: leave recipe out",
+    ),
     "a KV cache and an attention": (
         'model = "m"\nattention = "eager"\nserve = { kv_cache = "int4" }',
         f"{CANDIDATE}: serve.kv_cache has an attention of its own",
