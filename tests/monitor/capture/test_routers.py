@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 from tests.monitor.capture.conftest import Captured, Kit
+from tests.monitor.moe_models import gates, routed
 from torch import Tensor, nn
 
+from quantwatch.capture.events import unrouted_words
 from quantwatch.capture.plan import CapturePlan
 from quantwatch.domain import Scope, Suite
 
@@ -32,50 +34,6 @@ def build(kit: Kit, family: str) -> Any:
         if hasattr(gate, "e_score_correction_bias"):
             gate.e_score_correction_bias.normal_(0, 0.1, generator=generator)
     return model
-
-
-def gates(model: Any) -> dict[str, Any]:
-    layers = enumerate(model.model.layers)
-    return {
-        f"layers.{n}": gate for n, layer in layers if (gate := getattr(layer.mlp, "gate", None))
-    }
-
-
-def by_hand(gate: Any, x: Tensor, family: str) -> Tensor:
-    """The weights of all experts [T, E] in float64, 0 where not chosen; by the papers' rules."""
-    z = x.double() @ gate.weight.double().T
-    if family == "deepseek-v3":
-        scores = 1 / (1 + torch.exp(-z))
-        choice = scores + gate.e_score_correction_bias.double()
-        worth = choice.view(len(z), 4, 2).sum(-1)  # groups of two
-        far = worth < worth.sort(-1, descending=True).values[:, 1:2]
-        choice[far.repeat_interleave(2, 1)] = -torch.inf
-        kept = choice >= choice.sort(-1, descending=True).values[:, 2:3]
-        weights = scores * kept
-        return 2.5 * weights / weights.sum(-1, keepdim=True)
-    weights = z.exp() / z.exp().sum(-1, keepdim=True)
-    weights = weights * (z >= z.sort(-1, descending=True).values[:, 1:2])
-    norm = family != "qwen2-moe"
-    return weights / weights.sum(-1, keepdim=True) if norm else weights
-
-
-def routed(model: Any, family: str, suite: Suite) -> dict[str, list[Tensor]]:
-    """Layer → weights of every prompt, each run alone and without quantwatch."""
-    seen: dict[str, list[Tensor]] = {name: [] for name in gates(model)}
-    hooks = [
-        gate.register_forward_pre_hook(
-            lambda gate, args, name=name: seen[name].append(
-                by_hand(gate, args[0].reshape(-1, args[0].shape[-1]), family)
-            )
-        )
-        for name, gate in gates(model).items()
-    ]
-    with torch.no_grad():
-        for prompt in suite.prompts:
-            model(torch.tensor([prompt.token_ids]))
-    for hook in hooks:
-        hook.remove()
-    return seen
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -103,7 +61,7 @@ def test_values_of_every_token(
     captured: Captured, pair: tuple[Any, Any], suite: Suite, family: str
 ) -> None:
     """Catches a batch whose rows are shifted, weights of another rule, and a replayed router."""
-    theirs, ours = (routed(model, family, suite) for model in pair)
+    theirs, ours = (routed(model, [p.token_ids for p in suite.prompts]) for model in pair)
     assert set(theirs) == {f"layers.{n}" for n in range(family == "deepseek-v3", 3)}
     turned = 0
     for scope in theirs:
@@ -121,7 +79,7 @@ def test_values_of_every_token(
 def test_loads_are_whole_slots(
     captured: Captured, pair: tuple[Any, Any], suite: Suite, family: str
 ) -> None:
-    theirs, ours = (routed(model, family, suite) for model in pair)
+    theirs, ours = (routed(model, [p.token_ids for p in suite.prompts]) for model in pair)
     for n in range(len(LENGTHS)):
         loads = {load.scope: load for load in captured.sink.of("other", n).loads}
         assert set(loads) == set(theirs)
@@ -249,3 +207,16 @@ def test_a_dense_model_has_none(kit: Kit) -> None:
     assert not found.report.unrouted
     assert not any(found.sink.matrices("same", metric) for metric in METRICS)
     assert not any(o.loads for o in found.sink.observations)
+
+
+def test_reasons_in_words() -> None:
+    """Catches a reason that is told once per layer, and the reasons of another candidate."""
+    unrouted = {
+        Scope(f"layers.{n}"): {"reference": "how X chooses is not known"} for n in range(5)
+    } | {Scope("layers.7"): {"a": "it has 4 experts, the reference's 8", "b": "another"}}
+    assert unrouted_words(unrouted, "a") == (
+        "routing is not compared at layers.0, layers.1, layers.2 and 2 more "
+        "(reference: how X chooses is not known)",
+        "routing is not compared at layers.7 (a: it has 4 experts, the reference's 8)",
+    )
+    assert unrouted_words({}, "a") == ()
