@@ -19,7 +19,7 @@ def gates(model: Any) -> dict[str, Any]:
     }
 
 
-def by_hand(gate: Any, x: Tensor) -> Tensor:
+def by_hand(gate: Any, x: Tensor) -> Any:
     """Return the weights of all experts [T, E] in float64, 0 where not chosen.
 
     By the papers' rules: DeepSeek-V3's with 2 groups of the best, or a softmax.
@@ -41,9 +41,9 @@ def by_hand(gate: Any, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def routed(model: Any, sequences: Sequence[Sequence[int]]) -> dict[str, list[Tensor]]:
+def routed(model: Any, sequences: Sequence[Sequence[int]]) -> dict[str, list[Any]]:
     """Layer → weights [T, E] of every sequence, each run alone and without quantwatch."""
-    seen: dict[str, list[Tensor]] = {name: [] for name in gates(model)}
+    seen: dict[str, list[Any]] = {name: [] for name in gates(model)}
 
     def note(name: str, gate: Any, args: tuple[Tensor, ...]) -> None:
         seen[name].append(by_hand(gate, args[0].reshape(-1, args[0].shape[-1])))

@@ -59,7 +59,7 @@ def choose_grouped(logits_TE: Tensor, router: GroupedRouter) -> tuple[Tensor, Te
 
 def group_values(choice_TE: Tensor, groups: int) -> Tensor:
     """Return what each group is worth, [T, G]: the sum of its two largest values."""
-    split = choice_TE.unflatten(1, (groups, choice_TE.shape[1] // groups))
+    split = choice_TE.reshape(len(choice_TE), groups, choice_TE.shape[1] // groups)
     return split.topk(2, -1).values.sum(-1)
 
 

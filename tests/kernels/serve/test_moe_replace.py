@@ -124,7 +124,7 @@ class Clamped(nn.Module):
         self.down_proj = nn.Parameter(torch.randn(2, 6, 4))
         self.act_fn = nn.SiLU()
 
-    def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Any:
         gate, up = (x @ self.gate_up_proj[0].T).chunk(2, -1)
         return (self.act_fn(gate).clamp(max=0.1) * up) @ self.down_proj[0].T
 
@@ -133,7 +133,7 @@ def test_what_can_not_be_taken() -> None:
     model = nn.ModuleDict({"experts": Clamped()})
     with pytest.raises(ValueError, match="experts: Clamped computes something else"):
         serve_experts_(model, "int8")
-    model["experts"].act_fn = nn.GELU()  # type: ignore[union-attr]
+    model["experts"].act_fn = nn.GELU()
     with pytest.raises(ValueError, match=r"no stack .* with silu: it has GELU"):
         serve_experts_(model, "int8")
     with pytest.raises(ValueError, match="'int3' is no format of experts; known: int8, int4"):

@@ -130,8 +130,8 @@ def test_a_fault_in_one_router_is_there(kit: Kit, suite: Suite) -> None:
         )
         for scope in map(Scope, ("layers.0", "layers.1"))
     }
-    assert lowest["layers.0"] == 1
-    assert lowest["layers.1"] < 1
+    assert lowest[Scope("layers.0")] == 1
+    assert lowest[Scope("layers.1")] < 1
 
 
 def test_nan_in_a_router(kit: Kit, suite: Suite) -> None:
