@@ -15,9 +15,11 @@ from tests.dashboard.invented import Candidate, Spec
 from tests.dashboard.invented_runs import make_run
 
 from quantwatch.domain import Alert, RunResult, Scope, Severity, Verdict
-from quantwatch_dashboard.components.layers import layer_table, worst_first
+from quantwatch.metrics.registry import METRICS
+from quantwatch_dashboard.components.layers import columns, layer_table, worst_first
 from quantwatch_dashboard.logic import series
 from quantwatch_dashboard.logic.exports import layer_csv
+from quantwatch_dashboard.logic.focus import MATRICES, RANGES
 from quantwatch_dashboard.logic.grid import TokenGrid, TokenPlace
 from quantwatch_dashboard.logic.layer_rows import LayerRow, layer_rows
 from quantwatch_dashboard.logic.summaries import worst
@@ -151,3 +153,39 @@ def test_layer_table_tells_nan_from_not_measured() -> None:
         "layers.1", "9.00e−5", "0.0200", "not measured", "1.00", "+∞", "0.00480", "0",
     ]  # fmt: skip
     assert ["qw-marked" in classes for classes, _ in cells] == [False] * 8 + [True] * 8
+
+
+def test_router_columns_where_there_are_routers() -> None:
+    """Catches a mixture without its columns, dense models with empty ones, and 0.2 sorted last."""
+    dense = [layer("layers.0", 1.0)]
+    routed = [
+        replace(layer(f"layers.{n}", 1.0), router_overlap=overlap, router_flips=0.5)
+        for n, overlap in enumerate((0.9, 0.2, None, math.nan))
+    ]
+
+    assert "Router overlap" not in layer_table(dense, None)
+    shown = layer_table(routed, None)
+    assert [name in shown for name in ("Router overlap", "Router flips", "Load shift")] == [
+        True
+    ] * 3
+    assert columns(routed)["router_load_max"] == "Peak load"
+    worst = [row.layer for row in worst_first(routed, "router_overlap")]
+    assert worst == ["layers.3", "layers.1", "layers.0", "layers.2"]
+
+
+def test_router_figures_are_those_of_the_run(planted: RunResult) -> None:
+    """Catches a column that shows another metric."""
+    candidate = planted.candidates[0]
+    row = next(m for m in candidate.measurements if m.scope == "layers.2")
+    names = (
+        "router_overlap", "router_weight_l1", "router_flips", "router_load_tv", "router_load_max",
+    )  # fmt: skip
+    found = tuple(replace(row, metric=m, mean=n / 8) for n, m in enumerate(names))
+    rows = layer_rows(replace(candidate, measurements=(*candidate.measurements, *found)))
+
+    assert [getattr(rows[2], name) for name in names] == [n / 8 for n in range(5)]
+    assert rows[1].router_overlap is None
+    assert "router_weight_l1" in MATRICES
+    assert set(RANGES) == set(MATRICES) == {s.slug for s in METRICS.values() if s.token_block} - {
+        "logit_kl", "js",
+    }  # fmt: skip

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Sequence
 
+from quantwatch.metrics.registry import METRICS
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components import explain
 from quantwatch_dashboard.components.markup import Html, numbers, table, tag
-from quantwatch_dashboard.logic.layer_rows import LayerRow
+from quantwatch_dashboard.logic import naming
+from quantwatch_dashboard.logic.layer_rows import ROUTER, LayerRow
 
 COLUMNS = {
     "mean_kl": "Mean KL, nats",
@@ -23,23 +25,31 @@ _METRICS = {
     "top3_logit_deviation": "topk_logit_deviation_k3",
     "isolated_error": "isolated_error",
     "rel_error": "rel_error",
-}
+} | {metric: metric for metric in ROUTER}
+
+
+def columns(rows: Sequence[LayerRow]) -> dict[str, str]:
+    """Return the columns and their names: those of routers only where any choice was compared."""
+    routed = any(row.router_overlap is not None for row in rows)
+    return COLUMNS | ({metric: naming.title(metric) for metric in ROUTER} if routed else {})
 
 
 def worst_first(rows: Sequence[LayerRow], column: str) -> list[LayerRow]:
-    """Return the rows by one of `COLUMNS`: not finite, then the largest, not measured at the end.
+    """Return the rows by a column: not finite, then the worst, not measured at the end.
 
-    Any other column keeps their order.
+    Any name that is no column keeps their order.
     """
-    if column not in COLUMNS:
+    if column not in _METRICS:
         return list(rows)
-    return sorted(rows, key=lambda row: _rank(getattr(row, column)))
+    spec = METRICS[_METRICS[column]]
+    sign = 1 if spec.direction == "higher" else -1
+    return sorted(rows, key=lambda row: _rank(getattr(row, column), sign))
 
 
-def _rank(value: float | None) -> float:
+def _rank(value: float | None, sign: int) -> float:
     if value is None:
         return math.inf
-    return -value if math.isfinite(value) else -math.inf
+    return sign * value if math.isfinite(value) else -math.inf
 
 
 def layer_table(rows: Sequence[LayerRow], marked: str | None, chosen: str | None = None) -> Html:
@@ -48,15 +58,20 @@ def layer_table(rows: Sequence[LayerRow], marked: str | None, chosen: str | None
     `marked` is the layer that broke, `chosen` the one that the reader chose.
     """
     counted = any(row.num_nonfinite for row in rows)
-    named = {name: _METRICS[column] for column, name in COLUMNS.items()}
+    shown = columns(rows)
+    named = {name: _METRICS[column] for column, name in shown.items()}
     headers = ["Layer", *explain.numbers(named), *(numbers("Values not finite") if counted else ())]
-    return table(headers, (_row(row, (marked, chosen), counted) for row in rows), "qw-top qw-tall")
+    return table(
+        headers, (_row(row, (marked, chosen), [*shown], counted) for row in rows), "qw-top qw-tall"
+    )
 
 
-def _row(row: LayerRow, special: tuple[str | None, str | None], counted: bool) -> list[object]:
+def _row(
+    row: LayerRow, special: tuple[str | None, str | None], shown: Sequence[str], counted: bool
+) -> list[object]:
     marked, chosen = special
     hot = " qw-marked" if row.layer == marked else " qw-chosen" if row.layer == chosen else ""
-    numbers = [text.number(getattr(row, column)) for column in COLUMNS]
+    numbers = [text.number(getattr(row, column)) for column in shown]
     cells = [*numbers, *([f"{row.num_nonfinite:,}"] if counted else [])]
     return [
         tag("td", row.layer, class_=f"qw-mono qw-small{hot}"),

@@ -8,7 +8,8 @@ from quantwatch_dashboard.logic.cells import Kind
 
 HEADROOM = "headroom_bits"
 TOPK = ("topk_logit_deviation_k5", "topk_logit_deviation_k3")
-MATRICES = ("rel_error", "lens_kl", *TOPK, HEADROOM)
+ROUTER = "router_weight_l1"
+MATRICES = ("rel_error", "lens_kl", *TOPK, HEADROOM, ROUTER)
 """Metrics that are kept token by token, in the order in which they are offered."""
 RANGES: dict[str, tuple[float, float]] = {
     "rel_error": (1e-4, 1.0),
@@ -16,6 +17,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "topk_logit_deviation_k5": (1e-3, 10.0),
     "topk_logit_deviation_k3": (1e-3, 10.0),
     HEADROOM: (0.0, 16.0),
+    ROUTER: (1e-4, 2.0),
 }
 """Fixed, so that pictures of two prompts, candidates or runs can be compared."""
 CHANGES: dict[Kind, tuple[float, float]] = {"ratio": (-4.0, 4.0), "bits change": (-4.0, 4.0)}

@@ -7,6 +7,11 @@ from quantwatch.report.figures import Figures
 from quantwatch_dashboard import text
 from quantwatch_dashboard.logic.figures import figures_of
 
+ROUTER = (
+    "router_overlap", "router_weight_l1", "router_flips", "router_load_tv", "router_load_max",
+)  # fmt: skip
+"""Measured in layers with experts only."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerRow:
@@ -20,6 +25,11 @@ class LayerRow:
     isolated_error: float | None
     rel_error: float | None
     num_nonfinite: int
+    router_overlap: float | None = None
+    router_weight_l1: float | None = None
+    router_flips: float | None = None
+    router_load_tv: float | None = None
+    router_load_max: float | None = None
 
 
 def layer_rows(candidate: CandidateResult) -> list[LayerRow]:
@@ -32,7 +42,8 @@ def _layer_row(figures: Figures, layer: str) -> LayerRow:
     def number(metric: str, name: str = "mean") -> float | None:
         return text.plain(figures.number(metric, layer, name))
 
-    rows = [figures.row(metric, layer) for metric in ("lens_kl", "rel_error", "isolated_error")]
+    counted = ("lens_kl", "rel_error", "isolated_error", "router_overlap")
+    rows = [figures.row(metric, layer) for metric in counted]
     return LayerRow(
         layer,
         number("lens_kl"),
@@ -42,4 +53,5 @@ def _layer_row(figures: Figures, layer: str) -> LayerRow:
         number("isolated_error"),
         number("rel_error"),
         sum(row.num_nonfinite for row in rows if row is not None),
+        **{metric: number(metric) for metric in ROUTER},
     )

@@ -5,7 +5,7 @@ import streamlit as st
 
 from quantwatch_dashboard.components import page
 from quantwatch_dashboard.components.address import pick
-from quantwatch_dashboard.components.layers import COLUMNS, layer_table, worst_first
+from quantwatch_dashboard.components.layers import columns, layer_table, worst_first
 from quantwatch_dashboard.components.tokens import (
     prompt_text,
     top_caption,
@@ -66,7 +66,7 @@ def _layers(focus: Focus) -> None:
         "Layer table", f"Means of {focus.candidate.name} unless the column says otherwise."
     )
     rows = layer_rows(focus.candidate)
-    names = {"layer": "layer"} | COLUMNS
+    names = {"layer": "layer"} | columns(rows)
     by = pick("Sort by", "sort", list(names), "layer", names.__getitem__)
     marked = series.outlier(focus.result, focus.candidate)
     st.html(layer_table(worst_first(rows, by), marked, focus.layer))

@@ -8,8 +8,8 @@ over the chosen, which *is* the softmax over the chosen logits and is computed a
 number is divided by a small one. Weights stay float32. No noise, no capacity, nothing is dropped.
 
 A token with a NaN has NaN weights; the others are as without it. A logit of −∞ (an expert that is
-masked) has weight 0 if it is chosen at all, for want of k others. Given up: grouped and sigmoid
-routing (DeepSeek-V3), which choose by another score.
+masked) has weight 0 if it is chosen at all, for want of k others. Grouped routing on sigmoids
+(DeepSeek-V3) chooses by another score: `moe_grouped`, through the same operator.
 """
 
 import math
@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from quantwatch_kernels.registry import Op
+from quantwatch_kernels.serve.moe_grouped import GroupedRouter, choose_grouped
 
-__all__ = ["MOE_ROUTE", "Router", "choose_experts", "route"]
+__all__ = ["MOE_ROUTE", "AnyRouter", "Router", "choose_experts", "route"]
 
 
 class Router(NamedTuple):
@@ -31,12 +32,13 @@ class Router(NamedTuple):
     renormalize: bool = True
 
 
-MOE_ROUTE: Op[[Tensor, Tensor, Router], tuple[Tensor, Tensor]] = Op("moe_route")
+AnyRouter = Router | GroupedRouter
+MOE_ROUTE: Op[[Tensor, Tensor, AnyRouter], tuple[Tensor, Tensor]] = Op("moe_route")
 """(x [T, H], weight [E, H], router) → (ids int64 [T, k], weights float32 [T, k]), largest first."""
 
 
 def route(
-    x_TH: Tensor, weight_EH: Tensor, router: Router, backend: str | None = None
+    x_TH: Tensor, weight_EH: Tensor, router: AnyRouter, backend: str | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return ids int64 [T, k] and weights float32 [T, k].
 
@@ -49,11 +51,12 @@ def route(
             f"route: x must be floating [T, H] and the weight floating [E, H]; they are "
             f"{x_TH.dtype} {list(x_TH.shape)} and {weight_EH.dtype} {list(weight_EH.shape)}."
         )
-    _check(router, len(weight_EH))
+    if isinstance(router, Router):
+        _check(router, len(weight_EH))
     return MOE_ROUTE.run(backend, x_TH, weight_EH, router)
 
 
-def choose_experts(logits_TE: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+def choose_experts(logits_TE: Tensor, router: AnyRouter) -> tuple[Tensor, Tensor]:
     """Return ids and weights of logits [T, E] (float32, or float64 for a reference).
 
     Raises ValueError as `route`, and for logits in 16 bits.
@@ -62,6 +65,8 @@ def choose_experts(logits_TE: Tensor, router: Router) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"logits must be float32 [T, E]; they are {logits_TE.dtype} {list(logits_TE.shape)}."
         )
+    if isinstance(router, GroupedRouter):
+        return choose_grouped(logits_TE, router)
     _check(router, logits_TE.shape[1])
     # Stable: equal logits stay in the order of their ids.
     ordered, ids = torch.sort(logits_TE, dim=-1, descending=True, stable=True)
@@ -83,11 +88,11 @@ def _check(router: Router, experts: int) -> None:
 
 
 @MOE_ROUTE.register("aten")
-def _aten(x_TH: Tensor, weight_EH: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+def _aten(x_TH: Tensor, weight_EH: Tensor, router: AnyRouter) -> tuple[Tensor, Tensor]:
     return choose_experts(x_TH.float() @ weight_EH.float().T, router)
 
 
 @MOE_ROUTE.register("reference")
-def _reference(x_TH: Tensor, weight_EH: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+def _reference(x_TH: Tensor, weight_EH: Tensor, router: AnyRouter) -> tuple[Tensor, Tensor]:
     ids, weights = choose_experts(x_TH.double() @ weight_EH.double().T, router)
     return ids, weights.float()

@@ -12,6 +12,7 @@ from quantwatch.capture.batches import Batch
 from quantwatch.capture.calls import Call, hidden_output
 from quantwatch.capture.isolated import Isolation, comparable
 from quantwatch.capture.probe import Probe
+from quantwatch.capture.routers import Choices
 from quantwatch.capture.trace import Trace
 from quantwatch.domain import Scope, is_layer
 from quantwatch.errors import CaptureError
@@ -38,6 +39,8 @@ class Reading:
     isolated_s: float = 0.0
     """Seconds of the pass that went into isolated errors."""
     head_input: Tensor = field(default_factory=lambda: torch.empty(0))
+    choices: Choices = field(default_factory=Choices)
+    """Where the routers sent the tokens."""
 
     @property
     def is_equal(self) -> bool:
@@ -56,7 +59,7 @@ def read_candidate(probe: Probe, batch: Batch, trace: Trace, *, exact: bool = Tr
     listener = _Comparison(probe, batch, trace, exact)
     head_input = batch.copy(probe.run(batch, listener))
     reading = listener.finish()
-    reading.head_input = head_input
+    reading.head_input, reading.choices = head_input, probe.choices
     for scope in set(trace.passages) & set(probe.model.anatomy.linears):
         if probe.firings[scope] != 1:
             raise CaptureError(

@@ -7,6 +7,7 @@ heads that are read off, of one model only; what runs again for an isolated erro
 
 from collections.abc import Iterator, Mapping
 
+from quantwatch.domain import Scope
 from quantwatch.models.quiet import shorten
 from quantwatch_kernels.registry import Watch
 
@@ -17,6 +18,21 @@ def event_words(watch: Watch, overflows: Mapping[str, int]) -> tuple[str, ...]:
     `overflows` maps scopes to values that became infinite.
     """
     return (*_slow(watch), *_fallbacks(watch), *_overflows(overflows))
+
+
+def unrouted_words(unrouted: Mapping[Scope, Mapping[str, str]], name: str) -> tuple[str, ...]:
+    """Return one sentence per reason why routers of a candidate aren't compared, with the layers.
+
+    `unrouted` maps layers to models to reasons; what the reference has goes first.
+    """
+    found: dict[str, list[str]] = {}
+    for scope, reasons in unrouted.items():
+        for model in ("reference", name):
+            if model in reasons:
+                found.setdefault(f"{model}: {reasons[model]}", []).append(str(scope))
+    return tuple(
+        f"routing is not compared at {shorten(places)} ({why})" for why, places in found.items()
+    )
 
 
 def _slow(watch: Watch) -> Iterator[str]:

@@ -14,6 +14,7 @@ from quantwatch.capture.plan import CapturePlan
 from quantwatch.capture.probe import Probe
 from quantwatch.capture.readout import readout_of
 from quantwatch.capture.report import MAX_HEAD_ROWS, CaptureReport
+from quantwatch.capture.routing import both
 from quantwatch.capture.trace import Trace, TraceSource
 from quantwatch.domain import HEAD, Progress, Sink
 
@@ -82,6 +83,10 @@ class Measurer:
         for birth in reference_births(measured.reading, outputs, layout):
             report.note_nonfinite("reference", birth)
         report.bit_equal[measured.name] &= outputs.is_equal
+        _, wrong = both(trace.choices, measured.reading.choices)
+        for name, found in (("reference", trace.choices.unknown), (measured.name, wrong)):
+            for scope, reason in found.items():
+                report.unrouted.setdefault(scope, {}).setdefault(name, reason)
 
     def _read_layers(
         self, measured: Measured, trace: Trace, layout: Layout, reference: Head

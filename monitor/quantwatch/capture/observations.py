@@ -12,6 +12,7 @@ from quantwatch.capture.compare import Reading, headroom_bits
 from quantwatch.capture.layers import LayerReading
 from quantwatch.capture.layout import Layout
 from quantwatch.capture.outputs import Outputs
+from quantwatch.capture.routing import both, router_loads, router_matrices
 from quantwatch.capture.trace import Trace
 from quantwatch.domain import (
     HEAD,
@@ -53,6 +54,8 @@ def observations(measured: Measured, trace: Trace, layout: Layout) -> list[Obser
     """Return one observation per prompt of the batch; only scored positions are in it."""
     taps = _tap_matrices(measured.reading)
     isolated = _isolated_matrices(measured, trace)
+    pairs, _ = both(trace.choices, measured.reading.choices)
+    routers = router_matrices(pairs)
     found = []
     for number, prompt in enumerate(layout.batch.prompts):
         matrices = [
@@ -61,11 +64,13 @@ def observations(measured: Measured, trace: Trace, layout: Layout) -> list[Obser
             *_head_matrices(measured, layout, number),
             *_layer_matrices(measured, number),
             *_scored(isolated, layout, number),
+            *_scored(routers, layout, number),
             *_sampled_isolated(measured, trace, layout),
         ]
         top = _top(measured.outputs.statistics, layout.spans[number])
+        loads = tuple(router_loads(pairs, layout, number))
         birth = measured.births[number]
-        found.append(Observation(measured.name, prompt.index, tuple(matrices), top, birth))
+        found.append(Observation(measured.name, prompt.index, tuple(matrices), top, birth, loads))
     return found
 
 

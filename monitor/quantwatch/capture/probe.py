@@ -7,6 +7,7 @@ are computed afterwards in chunks of rows, from that input.
 import inspect
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -16,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from quantwatch.capture.batches import Batch
 from quantwatch.capture.calls import Call
+from quantwatch.capture.routers import Choices, RouterWatch
 from quantwatch.domain import HEAD, Scope
 from quantwatch.errors import CaptureError
 from quantwatch.models.loaded import LoadedModel
@@ -49,6 +51,9 @@ class Probe:
         self.num_forwards = 0
         self.watch = Watch()
         """What the model's kernels did under observation."""
+        self.routers = RouterWatch(model)
+        self.choices = Choices()
+        """Where the routers sent the tokens of the last forward."""
         self._overflows_before = residual_overflows(model.module)
         self._listener: Listener | None = None
         self._head_call: Call | None = None
@@ -61,6 +66,7 @@ class Probe:
     def __enter__(self) -> Self:
         try:
             self._hook(self.model.anatomy.taps, self._handles)
+            self._handles.extend(self.routers.hook())
         except BaseException:
             _remove(self._handles)
             raise
@@ -96,10 +102,8 @@ class Probe:
             if batch.isolated:  # hooks slow modules down: those on linears by a percent of a run
                 self._hook(_only_linears(self.model), linears)
             ids, options = batch.token_ids(self.model.device), self._options(batch)
-            with watched(self.watch):
-                self.model.module(ids, **options)
-        except _HeadReachedError:
-            pass
+            with watched(self.watch), self.routers.watching(batch) as self.choices:
+                self._run_to_the_head(ids, options)
         finally:
             self._listener = None
             _remove(linears)
@@ -108,12 +112,16 @@ class Probe:
         self.num_forwards += 1
         return batch.select(self._head_input(batch))
 
+    def _run_to_the_head(self, ids: Tensor, options: Mapping[str, Any]) -> None:
+        with suppress(_HeadReachedError):
+            self.model.module(ids, **options)
+
     def replay(self, module: nn.Module, call: Call, listener: Listener | None) -> Any:
         """Run one module again inside a forward, uncounted, its inner hooks going to `listener`."""
         outer = self._listener, self.firings
         self._listener, self.firings = listener, Counter()
         try:
-            with overflows_uncounted(module):
+            with overflows_uncounted(module), self.routers.paused():
                 return module.forward(*call.args, **call.kwargs)
         finally:
             self._listener, self.firings = outer

@@ -20,6 +20,10 @@ class CaptureReport:
     """Scope → model name → module path, of the taps that all models have."""
     missing: dict[Scope, dict[str, str]] = field(default_factory=dict)
     """Scope → model name → why it isn't measured."""
+    routers: dict[Scope, dict[str, str]] = field(default_factory=dict)
+    """Layer → model name → module path of its router."""
+    unrouted: dict[Scope, dict[str, str]] = field(default_factory=dict)
+    """Layer → model name → why its choice of experts isn't compared."""
     firings: dict[Scope, dict[str, int]] = field(default_factory=dict)
     """The coverage proof: scope → model name → how often the tap fired, once per forward."""
     num_forwards: dict[str, int] = field(default_factory=dict)

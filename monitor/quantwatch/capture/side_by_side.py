@@ -197,5 +197,7 @@ def _prove(probes: Mapping[str, Probe], report: CaptureReport) -> None:
     for name, probe in probes.items():
         report.num_forwards[name] = probe.num_forwards
         report.events[name] = event_words(probe.watch, probe.overflows())
+        for scope, path in probe.routers.paths.items():
+            report.routers.setdefault(scope, {})[name] = path
         for scope in probe.model.anatomy.taps:
             report.firings.setdefault(scope, {})[name] = probe.all_firings[scope]

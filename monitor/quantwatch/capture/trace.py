@@ -15,6 +15,7 @@ from quantwatch.capture.calls import Call, hidden_output
 from quantwatch.capture.outputs import Head
 from quantwatch.capture.probe import Probe
 from quantwatch.capture.readout import readout_of
+from quantwatch.capture.routers import Choices
 from quantwatch.domain import EMBEDDING, HEAD, Scope
 
 
@@ -47,6 +48,8 @@ class Trace:
     """What isolated errors need; empty unless the batch is isolated."""
     unmeasured: dict[Scope, str] = field(default_factory=dict)
     """Places that have no passage, each with the reason."""
+    choices: Choices = field(default_factory=Choices)
+    """Where the reference's routers sent the tokens."""
 
     def first(self, count: int) -> "Trace":
         """Return the trace of the only prompt's first `count` tokens, as views.
@@ -62,6 +65,7 @@ class Trace:
             self.head_input[:count],
             {scope: passage.first(count) for scope, passage in self.passages.items()},
             self.unmeasured,
+            self.choices.first(count),
         )
 
 
@@ -81,6 +85,7 @@ class LiveTraceSource:
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self._readout = readout_of(probe.model)
+        probe.routers.margins = True
 
     def head(self, inputs: Tensor) -> Head:
         """Return the reference's head on inputs [R, H] of one batch."""
@@ -91,6 +96,7 @@ class LiveTraceSource:
         recorder = _Recorder(self._probe, batch, linear_rows)
         trace = recorder.trace
         trace.head_input = batch.copy(self._probe.run(batch, recorder))
+        trace.choices = self._probe.choices
         anatomy = self._probe.model.anatomy
         for scope in (*anatomy.taps, *anatomy.linears) if batch.isolated else ():
             reason = self._reason(scope, trace)

@@ -66,8 +66,10 @@ def _canonical(child: str) -> bool:
 
 def _measured_at(parts: list[str], metric: str) -> bool:
     where = METRICS[metric].where
+    if parts == ["*"]:
+        return True
     if len(parts) > 1:
-        return where in ("tap", "isolated") or (where == "layer" and len(parts) == 2)
+        return where in ("tap", "isolated") or (where in ("layer", "router") and len(parts) == 2)
     return any(fnmatchcase(name, parts[0]) for name in _outside(metric))
 
 
@@ -76,6 +78,8 @@ def _outside(metric: str) -> tuple[str, ...]:
     where = METRICS[metric].where
     if where == "model":
         return ("model",)
+    if where == "router":
+        return ()
     if where == "layer":
         through_lens = ("embedding", "final_norm")
         return (*through_lens, "model") if metric.startswith("topk_") else through_lens
@@ -86,5 +90,7 @@ def _places(metric: str) -> str:
     where = METRICS[metric].where
     if where == "model":
         return "model"
+    if where == "router":
+        return "layers.*"
     inside = "layers.*" if where == "layer" else "layers.*, layers.*.attention, layers.*.mlp"
     return f"{inside}, {', '.join(_outside(metric))}"

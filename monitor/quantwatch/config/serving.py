@@ -22,7 +22,7 @@ Int8Attention = Literal[
 
 
 class ServeConfig(Strict):
-    """What a model runs through beside its weights: exactly one of these."""
+    """What a model runs through beside its weights: a cache or an attention, experts, or both."""
 
     kv_cache: str | None = Field(
         default=None,
@@ -37,6 +37,17 @@ class ServeConfig(Strict):
         "rounding error added back), int8-both (the keys', too), int8-smooth-token, "
         "int8-smooth-query, int8-smooth-both: see `kernels table attention`.",
     )
+    experts: Literal["int8", "int4", "int4-a4"] | None = Field(
+        default=None,
+        description="Stacked experts as codes through the grouped product: int8 per output, int4 "
+        "in groups of 32, or int4-a4 with the rows that meet them in 4 bits, too. Router and "
+        "shared experts stay as they are.",
+    )
+
+    @property
+    def attends(self) -> bool:
+        """Whether the model's own attention is replaced."""
+        return self.kv_cache is not None or self.attention is not None
 
     @field_validator("kv_cache")
     @classmethod
@@ -52,7 +63,9 @@ class ServeConfig(Strict):
         return name
 
     @model_validator(mode="after")
-    def _one(self) -> "ServeConfig":
-        if (self.kv_cache is None) == (self.attention is None):
-            raise ValueError("exactly one of kv_cache and attention: each replaces the attention")
+    def _something(self) -> "ServeConfig":
+        if not self.attends and self.experts is None:
+            raise ValueError("serve names nothing: give kv_cache or attention, experts, or both")
+        if self.kv_cache is not None and self.attention is not None:
+            raise ValueError("kv_cache and attention both replace the attention: give one of them")
         return self

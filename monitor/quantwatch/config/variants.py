@@ -126,7 +126,10 @@ class VariantConfig(Strict):
             raise ValueError("gguf_file and revision belong to model, not to factory")
         if self.execution != "dequantized" and self.recipe is None:
             raise ValueError(f'execution = "{self.execution}" needs a recipe')
-        if self.serve is not None and self.attention is not None:
+        serve = self.serve
+        if serve is not None and serve.experts is not None and self.recipe is not None:
+            raise ValueError("serve.experts quantizes experts itself: leave recipe out")
+        if serve is not None and serve.attends and self.attention is not None:
             raise ValueError("serve has an attention of its own: leave attention out")
         if self.attention == "flash_attention_2" and not self.device.startswith("cuda"):
             raise ValueError('attention = "flash_attention_2" needs device = "cuda"')

@@ -12,6 +12,7 @@ from quantwatch.domain.inputs import (
 from quantwatch.domain.lifecycle import RunEvent
 from quantwatch.domain.observations import (
     Block,
+    ExpertLoad,
     NonFinite,
     Observation,
     Progress,
@@ -60,6 +61,7 @@ __all__ = [
     "Comparison",
     "Culprit",
     "Ended",
+    "ExpertLoad",
     "Fingerprint",
     "Json",
     "Judged",

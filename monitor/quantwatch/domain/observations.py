@@ -45,6 +45,15 @@ class NonFinite:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertLoad:
+    """How many slots of one prompt's scored tokens each expert of a layer has, int64 [E]."""
+
+    scope: Scope
+    reference: NDArray[np.int64]
+    candidate: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """All that capture measured of one candidate on one prompt: its only way out."""
 
@@ -53,6 +62,7 @@ class Observation:
     matrices: tuple[TokenMatrix, ...]
     top: TopLogits | None = None
     first_nonfinite: NonFinite | None = None
+    loads: tuple[ExpertLoad, ...] = ()
 
 
 class Sink(Protocol):

@@ -1,23 +1,49 @@
 """A small mixture of experts that has learned something: routers and experts that aren't random.
 
-A Qwen2-MoE of 2 layers, width 64, 6 experts of which 2 are used, and a shared expert with its gate,
-over bytes (vocabulary 256), trained on given texts with the usual load-balancing loss. It is far
-from a good language model; it is one whose experts have different jobs, which is what a table of
-sensitivities needs. Seeded: the same torch on the same machine trains the same weights.
+2 layers, width 64, 6 experts of which 2 are used, over bytes (vocabulary 256), trained on given
+texts: a Qwen2-MoE with a shared expert and its gate, a Mixtral, both with the usual load-balancing
+loss, or a DeepSeek-V3 in 3 groups, balanced as that model is: after each step the bias of an expert
+with less than the mean load rises by 0.01, that of one with more falls. It is far from a good
+language model; it is one whose experts have different jobs, which is what a table of sensitivities
+needs. Seeded: the same torch on the same machine trains the same weights.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor, nn
 
-__all__ = ["TinyMoE", "train_tiny_moe"]
+__all__ = ["Family", "TinyMoE", "train_tiny_moe"]
+
+Family = Literal["qwen2_moe", "mixtral", "deepseek_v3"]
 
 _LENGTH = 96
 _BATCH = 12
 _RATE = 4e-3
+_BALANCED = {"output_router_logits": True, "router_aux_loss_coef": 0.05}
+_SIZES: dict[Family, dict[str, Any]] = {
+    "qwen2_moe": {
+        **{"num_key_value_heads": 2, "num_experts": 6, "moe_intermediate_size": 48},
+        **{"shared_expert_intermediate_size": 48, "intermediate_size": 96},
+        **{"decoder_sparse_step": 1, "norm_topk_prob": True},
+        **_BALANCED,
+    },
+    "mixtral": {
+        **{"num_key_value_heads": 2, "num_local_experts": 6, "intermediate_size": 48},
+        **_BALANCED,
+    },
+    "deepseek_v3": {
+        **{"num_key_value_heads": 4, "n_routed_experts": 6, "n_group": 3, "topk_group": 2},
+        **{"moe_intermediate_size": 48, "intermediate_size": 96, "n_shared_experts": 1},
+        **{"first_k_dense_replace": 0, "routed_scaling_factor": 1.5, "norm_topk_prob": True},
+        **{"kv_lora_rank": 32, "q_lora_rank": 32, "v_head_dim": 16},
+        **{"qk_rope_head_dim": 8, "qk_nope_head_dim": 8},
+    },
+}
+_BIAS_STEP = 0.01
 _EVERY = 5
 """Of the texts, every fifth is never trained on."""
 
@@ -42,7 +68,9 @@ class TinyMoE:
         return list(self.held_out[: count * length].view(count, 1, length))
 
 
-def train_tiny_moe(texts: Sequence[str], *, steps: int = 300, seed: int = 0) -> TinyMoE:
+def train_tiny_moe(
+    texts: Sequence[str], *, steps: int = 300, seed: int = 0, family: Family = "qwen2_moe"
+) -> TinyMoE:
     """Train on the bytes of four fifths of the texts; about 20 s on one core for 300 steps.
 
     Raises ValueError for too little text or no steps.
@@ -52,7 +80,7 @@ def train_tiny_moe(texts: Sequence[str], *, steps: int = 300, seed: int = 0) -> 
         raise ValueError(f"{len(data)} bytes of text and {steps} steps are too few to train on.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _model()
+        model = _model(family)
         losses = _train(model, data, steps, torch.Generator().manual_seed(seed))
     model.eval().requires_grad_(False)
     tail = max(1, steps // 10)
@@ -64,28 +92,21 @@ def _bytes(texts: Sequence[str]) -> Tensor:
     return torch.frombuffer(joined, dtype=torch.uint8).long() if joined else torch.empty(0).long()
 
 
-def _model() -> Any:
-    from transformers import AutoModelForCausalLM, Qwen2MoeConfig
+def _model(family: Family) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = Qwen2MoeConfig(
+    config = AutoConfig.for_model(
+        family,
         vocab_size=256,
         hidden_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=256,
-        num_experts=6,
         num_experts_per_tok=2,
-        moe_intermediate_size=48,
-        shared_expert_intermediate_size=48,
-        intermediate_size=96,
-        decoder_sparse_step=1,
-        norm_topk_prob=True,
-        output_router_logits=True,
-        router_aux_loss_coef=0.05,
         initializer_range=0.05,
         bos_token_id=None,
         eos_token_id=None,
+        **_SIZES[family],
     )
     return AutoModelForCausalLM.from_config(config).train()
 
@@ -98,12 +119,34 @@ def _train(model: Any, data: Tensor, steps: int, generator: Generator) -> list[f
     for _ in range(steps):
         starts = torch.randint(0, len(data) - _LENGTH, (_BATCH,), generator=generator)
         ids = torch.stack([data[start : start + _LENGTH] for start in starts.tolist()])
-        loss = model(ids, labels=ids, use_cache=False).loss
+        with _balancing(model):
+            loss = model(ids, labels=ids, use_cache=False).loss
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         losses.append(loss.item())
-    model.config.output_router_logits = False
+    if hasattr(model.config, "output_router_logits"):
+        model.config.output_router_logits = False
     return losses
+
+
+@contextmanager
+def _balancing(model: nn.Module) -> Iterator[None]:
+    """Move the biases of routers that have some towards equal loads, after what runs inside."""
+    gates: list[Any] = [m for m in model.modules() if hasattr(m, "e_score_correction_bias")]
+    counts: dict[int, Tensor] = {}
+
+    def count(gate: Any, _: object, output: tuple[Tensor, ...]) -> None:
+        counts[id(gate)] = torch.bincount(output[2].flatten(), minlength=gate.num_experts).float()
+
+    hooks = [gate.register_forward_hook(count) for gate in gates]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for gate in gates:
+        loads = counts[id(gate)]
+        gate.e_score_correction_bias += _BIAS_STEP * torch.sign(loads.mean() - loads)

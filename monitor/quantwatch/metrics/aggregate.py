@@ -25,13 +25,14 @@ from quantwatch.domain import (
     TokenMatrix,
     TopLogits,
 )
+from quantwatch.metrics.loads import LoadCounts
 from quantwatch.metrics.registry import METRICS
 from quantwatch.metrics.spool import Slot, Spool
 from quantwatch.metrics.statistics import PromptValues, partials, summarize
 
 _GROUP_BYTES = 32 << 20
 """Scopes are read in groups of about this many bytes."""
-_DOUBLE = {"cosine"}
+_DOUBLE = {"cosine", "router_overlap", "router_weight_l1"}
 
 Positions = NDArray[np.int64]
 Kept = dict[int, tuple[Slot, Positions | None]]
@@ -55,6 +56,7 @@ class Aggregator:
         self._series: dict[tuple[str, str], dict[tuple[Scope, ...], _Series]] = {}
         self._top: dict[str, dict[int, Slot]] = {}
         self._nonfinite: dict[str, NonFinite] = {}
+        self._loads: dict[str, LoadCounts] = {}
 
     def observe(self, observation: Observation) -> None:
         """Take one candidate's measurements on one prompt. Raises ValueError on a second time."""
@@ -63,6 +65,8 @@ class Aggregator:
         if observation.top is not None:
             slots = self._top.setdefault(observation.candidate, {})
             slots[observation.prompt] = self._spool.append(_stack(observation.top))
+        for load in observation.loads:
+            self._loads.setdefault(observation.candidate, LoadCounts()).add(load)
         found = observation.first_nonfinite
         known = self._nonfinite.get(observation.candidate)
         if found is not None and (known is None or found.prompt < known.prompt):
@@ -79,7 +83,8 @@ class Aggregator:
             if name == candidate:
                 for series in groups.values():
                     rows.extend(self._summaries(metric, series))
-        return tuple(rows)
+        loads = self._loads.get(candidate)
+        return (*rows, *(() if loads is None else loads.measurements()))
 
     def per_prompt(self, candidate: str, metric: str) -> Block | None:
         """Return the sums of every prompt and scope, None when the metric wasn't measured."""

@@ -7,11 +7,12 @@ each under its own name; the floor is the largest over all of them.
 import numpy as np
 
 from quantwatch.domain import Observation
+from quantwatch.metrics.loads import load_shift
 from quantwatch.metrics.registry import METRICS
 
 Floor = dict[tuple[str, str], float]
 
-_OF_ONE_MODEL = {"nll_candidate"}
+_OF_ONE_MODEL = {"nll_candidate", "router_load_max"}
 """Not a difference, so the reference against itself says nothing about its noise."""
 
 
@@ -45,6 +46,10 @@ class NoiseFloor:
                 for scope, row in zip(matrix.scopes, away, strict=True):
                     for floor in (self.values, source):
                         _raise(floor, (matrix.metric, scope), row[np.isfinite(row)])
+        for load in observation.loads:
+            shift = np.array([load_shift(load.reference, load.candidate)])
+            for floor in (self.values, source):
+                _raise(floor, ("router_load_tv", load.scope), shift[np.isfinite(shift)])
 
 
 def _raise(floor: Floor, key: tuple[str, str], away: np.ndarray) -> None:

@@ -4,7 +4,7 @@ docs/metrics.md is checked against this table by a test.
 
 Notation: p, q next-token distributions of reference and candidate; z, z' their logits; h, h' hidden
 states; f, f' the module's output on the *reference's* input; ‖·‖ Euclidean norm over the hidden
-axis.
+axis; E, E' the experts a router chose for a token, w, w' the weights of their outputs.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from typing import Literal
 VERSION = 1
 """Raised whenever a stored number would change. Runs with other versions are not compared."""
 
-Where = Literal["model", "layer", "tap", "isolated"]
+Where = Literal["model", "layer", "tap", "isolated", "router"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,11 @@ _SPECS = (
     MetricSpec("headroom_bits", "Headroom", "bits", "higher", float("inf"), "log2(largest finite value of the candidate's dtype ÷ max |h'|)", "tap", token_block=True),
     MetricSpec("feature_kl", "Feature KL", "nats", "lower", 0.0, "KL(softmax(h) ‖ softmax(h')) over the hidden axis; kept for parity with the articles, saturates on huge channels", "tap", True),
     MetricSpec("isolated_error", "Isolated error", "1", "lower", 0.0, "‖f − f'‖ ÷ ‖update‖ with the reference's input; update = f − input for a layer, f for everything else", "isolated", True),
+    MetricSpec("router_overlap", "Router overlap", "1", "higher", 1.0, "|E ∩ E'| ÷ |E|: share of the reference's chosen experts that the candidate chose", "router"),
+    MetricSpec("router_weight_l1", "Router weight L1", "1", "lower", 0.0, "Σ|w − w'| over all experts; 0 for one that isn't chosen", "router", True, True),
+    MetricSpec("router_flips", "Router flips", "1", "lower", 0.0, "1 if E ≠ E' although rounding could not have chosen other experts than E, else 0", "router"),
+    MetricSpec("router_load_tv", "Load shift", "1", "lower", 0.0, "½Σ|a − a'| over all experts, a: an expert's share of the slots of all tokens", "router", True),
+    MetricSpec("router_load_max", "Peak load", "1", "lower", 1.0, "largest a' ÷ mean a', of the candidate", "router"),
 )  # fmt: skip
 
 METRICS: dict[str, MetricSpec] = {spec.slug: spec for spec in _SPECS}

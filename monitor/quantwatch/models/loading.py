@@ -27,7 +27,7 @@ from quantwatch.models.recipes import (
     fallback_notes,
     stage_notes,
 )
-from quantwatch.models.serving import serve
+from quantwatch.models.serving import Served, serve
 from quantwatch.models.shapes import context_length, real_ids
 from quantwatch.models.sources import resolve_source
 from quantwatch.models.tokenizers import tokenizer_sha
@@ -118,16 +118,17 @@ def _finish(name: str, opened: Opened, changes: _Changes, source: Json) -> Loade
     anatomy = _anatomy(opened)
     dtype = opened.dtype or _computing_dtype(opened, anatomy)
     figures = _change(opened, changes, anatomy, dtype)
-    served = () if changes.serve is None else serve(module, changes.serve)
+    served = Served() if changes.serve is None else serve(module, changes.serve)
+    size = figures.size_bytes - served.saved_bytes
     ids, notes = real_ids(module, anatomy, opened.tokenizer)
     variant = Variant(
         name=name,
         fingerprint=_fingerprint(opened, changes, dtype, figures),
         execution=figures.execution,
-        size_bytes=figures.size_bytes,
-        bits_per_weight=figures.bits_per_weight,
+        size_bytes=size,
+        bits_per_weight=figures.bits_per_weight * size / max(figures.size_bytes, 1),
         source=source,
-        notes=(*opened.notes, *figures.notes, *served, *notes),
+        notes=(*opened.notes, *figures.notes, *served.notes, *notes),
         skipped=figures.skipped,
     )
     read = () if changes.inputs is None else tuple(changes.inputs.ids)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from quantwatch.capture.events import unrouted_words
 from quantwatch.domain import (
     WARNING,
     CandidateResult,
@@ -114,7 +115,7 @@ def _measured_candidate(name: str, measured: Measured) -> CandidateResult:
         head_rows=report.head_rows.get(name, ()),
     )
     events = tuple(f"{WARNING}{words}" for words in report.events.get(name, ()))
-    notes = (*measured.models.notes[name], *events)
+    notes = (*measured.models.notes[name], *events, *unrouted_words(report.unrouted, name))
     variant = _with_notes(measured.models.candidates[name].variant, notes)
     return CandidateResult(
         name, variant, None, measurements, culprit, nonfinite, bit_equal=bit_equal

@@ -20,6 +20,7 @@ _KL = ("mean", "se", "p50", "p90", "p99", "p999", "max")
 _PLAIN = ("top1_agreement", "topk_logit_deviation_k5", "topk_logit_deviation_k3")
 _LENS = ("mean", "p99", "max")
 _LAYER = ("isolated_error", "rel_error", "sqnr_db", "cosine", "feature_kl")
+_ROUTER = ("overlap", "weight_l1", "flips", "load_tv", "load_max")
 _SCOPE = ("isolated_error", "rel_error", "sqnr_db", "cosine")
 
 
@@ -121,7 +122,15 @@ def _layer(figures: Figures, scope: Scope) -> Document:
         "name": scope,
         "lens_kl": _statistics(figures, "lens_kl", scope, _LENS),
         **_fields({name: figures.number(name, scope) for name in _LAYER}),
+        "router": _router(figures, scope),
     }
+
+
+def _router(figures: Figures, scope: Scope) -> Document | None:
+    """Return what a layer's router does; None where no choice of experts was compared."""
+    if figures.row("router_overlap", scope) is None:
+        return None
+    return _fields({name: figures.number(f"router_{name}", scope) for name in _ROUTER})
 
 
 def _scope(figures: Figures, scope: Scope) -> Document:

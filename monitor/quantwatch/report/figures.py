@@ -41,6 +41,11 @@ class Figures:
         """Return one statistic of a metric at a scope."""
         return statistic(self.row(metric, scope), name)
 
+    @property
+    def has_routers(self) -> bool:
+        """Whether the choices of routers were compared in any layer."""
+        return any(metric == "router_overlap" for metric, _ in self._rows)
+
     def interval(self, metric: str, scope: str = MODEL) -> Interval | None:
         """Return the 95 % interval of a mean (± 1.96 se clustered by prompt), None without a se."""
         derived = metric == "ppl_ratio"

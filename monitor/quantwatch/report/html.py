@@ -14,6 +14,10 @@ from quantwatch.report.svg import LogAxis, bars, interval
 _DETAILED, _LAYER_ROWS, _ALERT_ROWS = 8, 20, 100
 """Candidates drawn in full, rows of a layer table and of the alert table: keeps the file small."""
 _LONGEST = 1000
+_LAYER_METRICS = ("isolated_error", "lens_kl", "rel_error", "sqnr_db", "cosine", "feature_kl")
+_ROUTER_METRICS = (
+    "router_overlap", "router_weight_l1", "router_flips", "router_load_tv", "router_load_max",
+)  # fmt: skip
 
 
 def render(result: RunResult) -> str:
@@ -159,7 +163,7 @@ def _section(candidate: CandidateResult, figures: Figures) -> str:
 
 def _layers(figures: Figures) -> str:
     layers = figures.worst("isolated_error", figures.layers, _LAYER_ROWS) or list(figures.layers)
-    metrics = ("isolated_error", "lens_kl", "rel_error", "sqnr_db", "cosine", "feature_kl")
+    metrics = (*_LAYER_METRICS, *(_ROUTER_METRICS if figures.has_routers else ()))
     shown = layers[:_LAYER_ROWS]
     rows = "".join(
         _cells([layer, *(figures.number(metric, layer).text() for metric in metrics)])

@@ -9,6 +9,10 @@ from quantwatch.report.numbers import printable
 from quantwatch.report.repeat import repeat_command
 
 _CANDIDATES, _LAYERS, _ALERTS = 10, 5, 8
+_NUMBERS = (
+    ("isolated_error", "isolated error"), ("lens_kl", "lens KL"), ("rel_error", "relative error"),
+)  # fmt: skip
+_ROUTER = (("router_overlap", "router overlap"), ("router_flips", "flips"))
 _ESCAPED = re.compile(r"([\\`*_{}\[\]<>#|~&])")
 
 
@@ -77,13 +81,13 @@ def _worst_layers(result: RunResult, figures: dict[str, Figures]) -> list[str]:
     layers = chosen.worst("isolated_error", chosen.layers, _LAYERS)
     if not layers:
         return []
-    numbers = ("isolated_error", "lens_kl", "rel_error")
+    numbers = dict(_NUMBERS) | (dict(_ROUTER) if chosen.has_routers else {})
     rows = [
         f"| {layer} | {' | '.join(chosen.number(name, layer).text() for name in numbers)} |"
         for layer in layers
     ]
     title = f"Worst {len(layers)} of {len(chosen.layers)} layers of **{escape(worst.name)}**:"
-    head = ["| layer | isolated error | lens KL | relative error |", "|---|---|---|---|"]
+    head = [f"| layer | {' | '.join(numbers.values())} |", "|---" * (1 + len(numbers)) + "|"]
     return [title, "", *head, *rows, ""]
 
 

@@ -127,6 +127,18 @@ MISTAKES = {
         'model = "m"\nserve = { kv_cache = "int4+low1" }',
         f"{CANDIDATE}.serve.kv_cache: 'int4+low1': after + comes highN,M…",
     ),
+    "served by nothing": (
+        'model = "m"\nserve = {}',
+        f"{CANDIDATE}.serve: serve names nothing: give kv_cache or attention, experts, or both",
+    ),
+    "experts in an unknown format": (
+        'model = "m"\nserve = { experts = "int3" }',
+        f"{CANDIDATE}.serve.experts: ",
+    ),
+    "experts quantized twice": (
+        'model = "m"\nrecipe = "int8-channel"\nserve = { experts = "int4" }',
+        f"{CANDIDATE}: serve.experts quantizes experts itself: leave recipe out",
+    ),
     "a KV cache and an attention": (
         'model = "m"\nattention = "eager"\nserve = { kv_cache = "int4" }',
         f"{CANDIDATE}: serve has an attention of its own",
@@ -137,11 +149,7 @@ MISTAKES = {
     ),
     "two attentions": (
         'model = "m"\nserve = { attention = "int8-both", kv_cache = "int8" }',
-        f"{CANDIDATE}.serve: exactly one of kv_cache and attention",
-    ),
-    "served through nothing": (
-        'model = "m"\nserve = {}',
-        f"{CANDIDATE}.serve: exactly one of kv_cache and attention",
+        f"{CANDIDATE}.serve: kv_cache and attention both replace the attention: give one of them",
     ),
     "flash attention on a CPU": (
         'model = "m"\nattention = "flash_attention_2"',

@@ -13,6 +13,7 @@ PLACES = {
     "layer": "layers",
     "tap": "every tap",
     "isolated": "every tap and linear",
+    "router": "layers with experts",
 }
 
 

@@ -5,8 +5,9 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from tests.monitor.tiny_models import save_byte_model
+from tests.monitor.tiny_models import byte_tokenizer, save_byte_model
 from torch import nn
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from quantwatch.config.schema import VariantConfig
 from quantwatch.config.serving import KV_CACHES, Int8Attention, ServeConfig
@@ -74,7 +75,7 @@ def test_what_can_not_be_served(folder: Path) -> None:
         loaded(folder, serve={"kv_cache": "int4+high9"})
     with pytest.raises(ModelError, match="Linear is no model of transformers"):
         serve(nn.Linear(2, 2), ServeConfig(kv_cache="int8"))
-    with pytest.raises(ModelError, match="serve.attention = 'int8-both': Linear is no model of"):
+    with pytest.raises(ModelError, match=r"serve\.attention = .int8-both.: Linear is no model of"):
         serve(nn.Linear(2, 2), ServeConfig(attention="int8-both"))
 
 
@@ -99,6 +100,42 @@ def test_it_attends_in_int8(folder: Path) -> None:
 def test_the_fingerprint_of_a_cache_is_what_it_was(folder: Path) -> None:
     """Catches a new key of `serve` that makes every stored baseline of a cache another one."""
     module, config = nn.Linear(2, 2), ServeConfig(kv_cache="int4")
-    told = {"dtype": "torch.float32", "device": "cpu", "attention": None, "execution": "dequantized"}
+    told = {
+        "dtype": "torch.float32",
+        "device": "cpu",
+        "attention": None,
+        "execution": "dequantized",
+    }
     expected = canonical_sha({**told, "serve": {"kv_cache": "int4"}})
     assert serve_sha(module, torch.float32, "cpu", "dequantized", config) == expected
+
+
+def test_experts_as_codes(tmp_path: Path) -> None:
+    """Catches experts that are written down and stay floats, and a size that is the plain one's."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    config = MixtralConfig(
+        **sizes, num_attention_heads=4, num_key_value_heads=2, num_local_experts=4
+    )
+    model = MixtralForCausalLM(config)
+    model.save_pretrained(tmp_path / "m")
+    byte_tokenizer().save_pretrained(tmp_path / "m")
+    plain, served = loaded(tmp_path), loaded(tmp_path, serve={"experts": "int4"})
+    both = loaded(tmp_path, serve={"experts": "int4", "kv_cache": "int4"})
+    with torch.no_grad():
+        one, two, three = (m.module(IDS, use_cache=False).logits for m in (plain, served, both))
+    assert not torch.equal(one, two)
+    assert not torch.equal(two, three)
+    before, after = plain.variant.size_bytes, served.variant.size_bytes
+    assert after == sum(v.numel() * v.element_size() for v in served.module.state_dict().values())
+    assert served.variant.bits_per_weight == pytest.approx(32 * after / before)
+    assert served.variant.source["serve"] == {"experts": "int4"}
+    assert plain.variant.fingerprint.serve_sha != served.variant.fingerprint.serve_sha
+    assert len(both.variant.notes) == len(served.variant.notes) + 1
+
+
+def test_a_dense_model_has_no_experts(folder: Path) -> None:
+    with pytest.raises(
+        ModelError, match=r"serve.experts = 'int8': LlamaForCausalLM has no stacked"
+    ):
+        loaded(folder, serve={"experts": "int8"})

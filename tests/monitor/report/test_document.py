@@ -17,6 +17,7 @@ CANDIDATE = {
     "layers", "scopes",
 }  # fmt: skip
 LAYER = {
+    "router",
     "index",
     "name",
     "lens_kl",
