@@ -14,7 +14,6 @@ from torch import nn
 
 from quantwatch.config.recipes import recipe_digest
 from quantwatch.config.schema import FaultConfig, RecipeConfig
-from quantwatch.config.serving import ServeConfig
 from quantwatch.errors import ResourceError
 from quantwatch.models.checkpoint import read_config
 from quantwatch.models.quantized import leaf_tensors
@@ -113,7 +112,7 @@ def serve_sha(
     dtype: torch.dtype,
     device: str,
     execution: str,
-    serve: ServeConfig | None = None,
+    serve: dict[str, Any] | None = None,
 ) -> str:
     """Return the digest of how a model is computed: dtype, device type, attention, execution.
 
@@ -127,7 +126,7 @@ def serve_sha(
             "device": torch.device(device).type,
             "attention": attention,
             "execution": execution,
-            **({} if serve is None else {"serve": serve.model_dump(mode="json")}),
+            **({} if serve is None else {"serve": serve}),
         }
     )
 
