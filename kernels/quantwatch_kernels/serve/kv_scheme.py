@@ -47,6 +47,9 @@ SCHEMES: dict[str, KVScheme] = {
     "int4-hadamard": _both(PlaneScheme(4, hadamard=True)),
     "int4": _both(_HADAMARD4),
     "int4-centered": KVScheme(replace(_HADAMARD4, center=True), _HADAMARD4),
+    "k5v4": KVScheme(
+        PlaneScheme(5, hadamard=True, clip="mse", center=True), replace(_HADAMARD4, group=None)
+    ),
     "int4-window": _both(_HADAMARD4, sinks=4, window=32),
     "kivi4": _kivi(4),
     "kivi4-window": _kivi(4, window=32),

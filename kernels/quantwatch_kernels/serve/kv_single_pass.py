@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from quantwatch_kernels.serve.kv_attention import Score, mixed_attention, seen_keys
+from quantwatch_kernels.serve.kv_errors import AttentionErrors
 from quantwatch_kernels.serve.kv_gain import GainSums, KVGains, check_gains
 from quantwatch_kernels.serve.kv_plane import PlaneScheme
 from quantwatch_kernels.serve.kv_policy import KVScheme
@@ -27,6 +28,7 @@ from quantwatch_kernels.serve.kv_reads import Arrivals, reads_codes
 from quantwatch_kernels.serve.kv_top_pages import chosen_keys
 
 __all__ = [
+    "attention_errors",
     "calibrate_gains",
     "head_features",
     "quantized_kv",
@@ -45,7 +47,8 @@ class _Served:
     arrivals: Arrivals
     gains: KVGains | None
     sums: GainSums | None = None
-    """While gains are found: attention is plain then."""
+    errors: AttentionErrors | None = None
+    """While gains are found or errors are taken: attention is plain then."""
 
 
 _STATE = "_quantwatch_kv"
@@ -86,6 +89,10 @@ def _attention(
     reads = _reads(served, query, key, mask)
     score = Score(kwargs.get("scaling"), kwargs.get("softcap"))
     out = mixed_attention(query, exact, coded, reads, mask, score)
+    if served.errors is not None:
+        served.errors.add_scores(query, (key, coded[0]), reads, seen_keys(mask, _first(reads))[0])
+        found, out = out, mixed_attention(query, exact, exact, reads, mask, score)
+        served.errors.add_outputs(found, out)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -114,6 +121,10 @@ def _reads(
         return reads
     seen = seen_keys(mask, reads)[0]
     return reads & ~chosen_keys(query, key, scheme, reads, seen), reads
+
+
+def _first(reads: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+    return reads[0] if isinstance(reads, tuple) else reads
 
 
 def _begin_at_once(mask: Tensor) -> bool:
@@ -204,9 +215,31 @@ def calibrate_gains(model: Any, scheme: KVScheme, texts: Sequence[Tensor]) -> KV
     if not scheme.gain:
         raise ValueError("the scheme has no gain that could be calibrated.")
     sums = GainSums()
-    served = _Served(replace(scheme, top_pages=0), Arrivals(), None, sums)
+    served = _Served(replace(scheme, top_pages=0), Arrivals(), None, sums=sums)
     with torch.inference_mode(), _serving(model, served):
         for ids in texts:
             if scheme.stored_end(ids.shape[-1]) > scheme.sinks:
                 model(ids, use_cache=False)
     return sums.gains(_num_layers(model))
+
+
+def attention_errors(
+    model: Any,
+    scheme: KVScheme,
+    texts: Sequence[Tensor],
+    arrivals: Arrivals = Arrivals(),
+    gains: KVGains | None = None,
+) -> AttentionErrors:
+    """Return what a cache does to each layer's attention, with the plain model's inputs to it.
+
+    Texts are token ids [1, T]. Raises ValueError as `serve_through_` does.
+    """
+    check_gains(scheme, gains)
+    errors = AttentionErrors()
+    with (
+        torch.inference_mode(),
+        _serving(model, _Served(scheme, arrivals, gains, errors=errors)),
+    ):
+        for ids in texts:
+            model(ids, use_cache=False)
+    return errors

@@ -9,7 +9,7 @@ from quantwatch_kernels.serve.kv_options import parse_name
 KV_CACHES = (
     "float16", "bfloat16", "int8", "int8-centered", "int8-symmetric", "int8-plain", "int8-chunk",
     "int8-chunk-r4", "int8-r4", "int8-policy", "kivi8", "int4-symmetric",
-    "int4-plain", "int4-g32", "int4-hadamard", "int4", "int4-centered", "int4-window", "kivi4",
+    "int4-plain", "int4-g32", "int4-hadamard", "int4", "int4-centered", "k5v4", "int4-window", "kivi4",
     "kivi4-window", "kivi4-r4", "kivi2", "kivi2-r4", "int2", "int2-plain",
 )  # fmt: skip
 """Schemes by name, as `quantwatch_kernels.serve.kv_scheme` has them; here no torch is imported."""

@@ -5,16 +5,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from quantwatch_kernels.serve.kv_attention import mixed_attention
 from quantwatch_kernels.serve.kv_cache import QuantizedCache
+from quantwatch_kernels.serve.kv_errors import AttentionErrors
 from quantwatch_kernels.serve.kv_gain import GainSums, KVGains
 from quantwatch_kernels.serve.kv_plane import PlaneScheme
 from quantwatch_kernels.serve.kv_policy import KVScheme
 from quantwatch_kernels.serve.kv_reads import Arrivals, reads_codes
 from quantwatch_kernels.serve.kv_scheme import scheme_named
 from quantwatch_kernels.serve.kv_single_pass import (
+    attention_errors,
     calibrate_gains,
     quantized_kv,
     through_codes,
@@ -233,3 +236,47 @@ def test_refused() -> None:
     with pytest.raises(ValueError, match="calibrated first"), quantized_kv(model, GAIN):
         pass
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("scheme", [scheme_named("int4"), PAGES], ids=["plain", "pages"])
+def test_errors_of_attention_by_hand(scheme: KVScheme) -> None:
+    """Catches keys that no query sees, heads of another group, and inputs that are off already."""
+    model, text = build(), ids(37)
+    taken: list[tuple[Tensor, ...]] = []
+
+    def watch(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Any:
+        taken.append((query, key, value))
+        repeated = (x.repeat_interleave(2, 1) for x in (key, value))
+        out = torch.nn.functional.scaled_dot_product_attention(query, *repeated, is_causal=True)
+        return out.transpose(1, 2), None
+
+    AttentionInterface.register("test_watch", watch)
+    AttentionMaskInterface.register("test_watch", eager_mask)
+    model.set_attn_implementation("test_watch")
+    with torch.no_grad():
+        model(text, use_cache=False)
+    model.set_attn_implementation("sdpa")
+    sums = torch.zeros(4, dtype=torch.float64)
+    seen = torch.ones(37, 37).tril().bool()
+    reads = reads_codes(scheme, 37, 37, Arrivals(20))
+    for query, key, value in taken:
+        coded = [through_codes(x, p, scheme) for x, p in ((key, scheme.keys), (value, scheme.values))]
+        pair: Any = (reads, reads)
+        if scheme.top_pages:
+            pair = (reads & ~chosen_keys(query, key, scheme, reads, seen), reads)
+        found = mixed_attention(query, (key, value), (coded[0], coded[1]), pair, None).double()
+        true = mixed_attention(query, (key, value), (key, value), reads, None).double()
+        sums[2] += (found - true).square().sum()
+        sums[3] += true.square().sum()
+        q = query.double()
+        for head in range(4):
+            mask = seen & (pair[0] if pair[0].ndim == 2 else pair[0][0, head // 2])
+            true_scores = q[0, head] @ key[0, head // 2].double().T
+            codes = q[0, head] @ coded[0][0, head // 2].double().T
+            sums[0] += ((codes - true_scores) * mask).square().sum()
+            sums[1] += (true_scores * seen).square().sum()
+    errors = attention_errors(model, scheme, [text], Arrivals(20))
+    assert errors.scores == pytest.approx((sums[0] / sums[1]).sqrt().item(), rel=1e-4)
+    assert errors.outputs == pytest.approx((sums[2] / sums[3]).sqrt().item(), rel=1e-4)
+    with pytest.raises(ValueError, match="no attention was seen"):
+        _ = AttentionErrors().outputs
