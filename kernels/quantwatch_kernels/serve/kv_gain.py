@@ -53,16 +53,13 @@ class GainSums:
     def __init__(self) -> None:
         self._sums: dict[int, list[Tensor]] = {}
 
-    def add(
-        self, layer: int, exact: tuple[Tensor, Tensor], coded: tuple[Tensor, Tensor]
-    ) -> None:
+    def add(self, layer: int, exact: tuple[Tensor, Tensor], coded: tuple[Tensor, Tensor]) -> None:
         """Take in keys and values [B, Hkv, n, D] of one layer and what codes say of them."""
         for plane, (x, found) in enumerate(zip(exact, coded, strict=True)):
-            x, found = x.double(), found.double()
-            parts = [(x * found).sum((0, 2)), found.square().sum((0, 2))]
-            known = self._sums.setdefault(2 * layer + plane, [torch.zeros_like(p) for p in parts])
-            for total, part in zip(known, parts, strict=True):
-                total += part
+            codes = found.double()
+            parts = [(x.double() * codes).sum((0, 2)), codes.square().sum((0, 2))]
+            known = self._sums.get(2 * layer + plane, [torch.zeros_like(p) for p in parts])
+            self._sums[2 * layer + plane] = [a + b for a, b in zip(known, parts, strict=True)]
 
     def gains(self, num_layers: int) -> KVGains:
         """Return the gains, 1 where nothing but zeros was seen.

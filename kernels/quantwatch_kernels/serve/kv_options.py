@@ -1,15 +1,15 @@
-"""Names of KV schemes: `NAME`, or `NAME+option+option`. No torch: configuration reads them, too.
+"""Names of KV schemes: `NAME`, or `NAME+option+option`. `config.serving` reads the same.
 
-    high0,1     the cache of layers 0 and 1 stays in full precision
-    sinks4      so do the first 4 tokens of a sequence
-    window32    and at least the newest 32
-    top4        keys of the 4 pages of 16 tokens that a query's attention chooses, in 16 bits
-    r4          the rounding error as a product of rank 4
-    gain        what is restored is multiplied by a calibrated gain
+high0,1     the cache of layers 0 and 1 stays in full precision
+sinks4      so do the first 4 tokens of a sequence
+window32    and at least the newest 32
+top4        keys of the 4 pages of 16 tokens that a query's attention chooses, in 16 bits
+r4          the rounding error as a product of rank 4
+gain        what is restored is multiplied by a calibrated gain
 """
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 __all__ = ["OPTIONS", "KVName", "parse_name"]
 
@@ -53,4 +53,5 @@ def _with(said: KVName, kind: str, number: str) -> KVName:
         return said._replace(gain=True)
     if int(number) == 0 and kind in ("top", "r"):
         raise ValueError(f"{kind}0 chooses nothing; leave it out")
-    return said._replace(**{"rank" if kind == "r" else kind: int(number)})
+    counted: dict[str, Any] = {"rank" if kind == "r" else kind: int(number)}
+    return said._replace(**counted)

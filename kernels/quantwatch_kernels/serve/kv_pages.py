@@ -67,7 +67,8 @@ class _Plane:
         """Take views [num_blocks, page_size, bytes of a token] of codes, scales and zeros."""
         parts, tokens = [], self.shape.page_size
         for width, size in zip(self.widths, self.sizes, strict=True):
-            parts.append(memory[:, begin : begin + tokens * width].unflatten(1, (tokens, width)))
+            flat = memory[:, begin : begin + tokens * width]
+            parts.append(flat.view(len(memory), tokens, width))
             begin += size
         self.parts = tuple(parts)
 
@@ -177,7 +178,7 @@ class QuantizedPages:
         block, place = self._split(slots[kept])
         if len(block) == 0:
             return
-        if bool((block == NULL_BLOCK).any()) or len(slots[kept].unique()) < len(block):
+        if bool((block == NULL_BLOCK).any()) or len(set(slots[kept].tolist())) < len(block):
             raise ValueError("a slot comes twice, or is in the null block.")
         new = (keys[kept], values[kept])
         ready = [plane.ready(x) for plane, x in zip(self._planes, new, strict=True)]
@@ -202,8 +203,8 @@ class QuantizedPages:
             )
         size = self.shape.page_size
         slots = plan.kv_indices.long()[:, None] * size + torch.arange(size)
-        found = (x.unflatten(0, (-1, size)) for x in self.read(slots.flatten()))
-        keys, values = found
+        shape = (len(slots), size, self.shape.heads, self.shape.features)
+        keys, values = (x.reshape(shape) for x in self.read(slots.flatten()))
         numbers = torch.arange(len(plan.kv_indices), dtype=torch.int32)
         return (keys, values), plan._replace(kv_indices=numbers)
 

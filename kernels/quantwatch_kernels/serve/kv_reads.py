@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quantwatch_kernels.serve.kv_policy import KVScheme
 
-__all__ = ["Arrivals", "reads_codes"]
+__all__ = ["ONE_BY_ONE", "Arrivals", "reads_codes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,17 @@ class Arrivals:
             )
 
     def found(self, position: int, tokens: int) -> int:
-        """Return how many tokens are stored when the query at `position` of `tokens` is answered."""
+        """Return how many tokens are stored when the query at `position` is answered."""
         if position < self.prefill:
             start, end = 0, self.prefill
         else:
             start = position - (position - self.prefill) % self.chunk
             end = start + self.chunk
         return min(end, tokens) if self.own == "codes" else start
+
+
+ONE_BY_ONE = Arrivals()
+"""Each token is stored before it is attended to."""
 
 
 def reads_codes(scheme: KVScheme, queries: int, keys: int, arrivals: Arrivals) -> Tensor:

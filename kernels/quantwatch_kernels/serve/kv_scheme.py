@@ -23,8 +23,8 @@ def _kivi(bits: int, rank: int = 0, window: int = 0) -> KVScheme:
 
 
 _HADAMARD4 = PlaneScheme(4, group=32, hadamard=True, clip="mse")
-_KEYS2 = PlaneScheme(2, "channel", 32, clip="mse", rank=4)
-_VALUES2 = PlaneScheme(2, "token", 32, hadamard=True, clip="mse", rank=4)
+_KEYS2 = PlaneScheme(2, "channel", 32, clip="mse", rank=4, chunk=64)
+_VALUES2 = PlaneScheme(2, "token", 32, hadamard=True, clip="mse")
 _INT8_CHUNK = PlaneScheme(8, "chunk", symmetric=True)
 _INT8_R4 = PlaneScheme(8, symmetric=True, rank=4)
 SCHEMES: dict[str, KVScheme] = {
@@ -56,7 +56,7 @@ SCHEMES: dict[str, KVScheme] = {
     "kivi4-r4": _kivi(4, rank=4),
     "kivi2": _kivi(2),
     "kivi2-r4": _kivi(2, rank=4),
-    "int2": KVScheme(_KEYS2, _VALUES2, sinks=4, window=32),
+    "int2": KVScheme(_KEYS2, _VALUES2, sinks=4),
     "int2-plain": _both(PlaneScheme(2)),
 }
 """By name, as a check or a table says it; what each costs is in docs/kernels.md."""

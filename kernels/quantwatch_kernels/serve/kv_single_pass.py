@@ -24,7 +24,7 @@ from quantwatch_kernels.serve.kv_gain import GainSums, KVGains, check_gains
 from quantwatch_kernels.serve.kv_plane import PlaneScheme
 from quantwatch_kernels.serve.kv_policy import KVScheme
 from quantwatch_kernels.serve.kv_quant import restore, store
-from quantwatch_kernels.serve.kv_reads import Arrivals, reads_codes
+from quantwatch_kernels.serve.kv_reads import ONE_BY_ONE, Arrivals, reads_codes
 from quantwatch_kernels.serve.kv_top_pages import chosen_keys
 
 __all__ = [
@@ -146,7 +146,7 @@ def head_features(model: Any) -> int:
 def serve_through_(
     model: Any,
     scheme: KVScheme,
-    arrivals: Arrivals = Arrivals(),
+    arrivals: Arrivals = ONE_BY_ONE,
     gains: KVGains | None = None,
 ) -> None:
     """Make `model` attend through a cache of this scheme from now on, texts coming as said.
@@ -185,7 +185,7 @@ def _num_layers(model: Any) -> int:
 def quantized_kv(
     model: Any,
     scheme: KVScheme,
-    arrivals: Arrivals = Arrivals(),
+    arrivals: Arrivals = ONE_BY_ONE,
     gains: KVGains | None = None,
 ) -> Iterator[None]:
     """Inside, `model` attends through a cache of this scheme; see `serve_through_`."""
@@ -215,7 +215,7 @@ def calibrate_gains(model: Any, scheme: KVScheme, texts: Sequence[Tensor]) -> KV
     if not scheme.gain:
         raise ValueError("the scheme has no gain that could be calibrated.")
     sums = GainSums()
-    served = _Served(replace(scheme, top_pages=0), Arrivals(), None, sums=sums)
+    served = _Served(replace(scheme, top_pages=0), ONE_BY_ONE, None, sums=sums)
     with torch.inference_mode(), _serving(model, served):
         for ids in texts:
             if scheme.stored_end(ids.shape[-1]) > scheme.sinks:
@@ -227,7 +227,7 @@ def attention_errors(
     model: Any,
     scheme: KVScheme,
     texts: Sequence[Tensor],
-    arrivals: Arrivals = Arrivals(),
+    arrivals: Arrivals = ONE_BY_ONE,
     gains: KVGains | None = None,
 ) -> AttentionErrors:
     """Return what a cache does to each layer's attention, with the plain model's inputs to it.

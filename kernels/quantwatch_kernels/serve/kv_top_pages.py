@@ -47,7 +47,8 @@ def chosen_keys(
     low, high = (x.float() for x in page_bounds(keys[..., first:end, :], page))
     q = query.float().reshape(batch, shared, -1, queries, query.shape[-1])
     bounds = q.clamp(min=0) @ high[:, :, None].mT + q.clamp(max=0) @ low[:, :, None].mT
-    candidates = (codes_read & seen)[..., first:end].unflatten(-1, (count, page)).any(-1)
+    readable = (codes_read & seen)[..., first:end]
+    candidates = readable.reshape(*readable.shape[:-1], count, page).any(-1)
     bounds = bounds.amax(2).masked_fill(~candidates, -torch.inf)
     best = bounds.topk(min(scheme.top_pages, count), -1)
     picked = torch.zeros_like(bounds, dtype=torch.bool)

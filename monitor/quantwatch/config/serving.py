@@ -1,18 +1,41 @@
-"""How a candidate is served: the paths of a serving engine that change numbers."""
+"""How a candidate is served: the paths of a serving engine that change numbers.
+
+Names of KV caches are those of `quantwatch_kernels.serve`, which pages of the dashboard, that read
+configurations too, must not import. A test holds both against each other.
+"""
+
+import re
 
 from pydantic import Field, field_validator, model_validator
 
 from quantwatch.config.base import Strict
 from quantwatch.config.recipe_parts import CalibrationConfig
-from quantwatch_kernels.serve.kv_options import parse_name
 
 KV_CACHES = (
     "float16", "bfloat16", "int8", "int8-centered", "int8-symmetric", "int8-plain", "int8-chunk",
     "int8-chunk-r4", "int8-r4", "int8-policy", "kivi8", "int4-symmetric",
-    "int4-plain", "int4-g32", "int4-hadamard", "int4", "int4-centered", "k5v4", "int4-window", "kivi4",
-    "kivi4-window", "kivi4-r4", "kivi2", "kivi2-r4", "int2", "int2-plain",
+    "int4-plain", "int4-g32", "int4-hadamard", "int4", "int4-centered", "k5v4", "int4-window",
+    "kivi4", "kivi4-window", "kivi4-r4", "kivi2", "kivi2-r4", "int2", "int2-plain",
 )  # fmt: skip
-"""Schemes by name, as `quantwatch_kernels.serve.kv_scheme` has them; here no torch is imported."""
+"""Schemes by name, as `quantwatch_kernels.serve.kv_scheme` has them."""
+_OPTION = re.compile(r"(high)\d+(?:,\d+)*|(sinks|window)\d+|(top|r)0*[1-9]\d*|(gain)", re.ASCII)
+"""What may follow behind +, as `kv_options` has it."""
+
+
+def _options(name: str) -> set[str]:
+    """Return the kinds of options of a KV cache's name. Raises ValueError for others, or twice."""
+    seen = set[str]()
+    for option in name.split("+")[1:]:
+        if (found := _OPTION.fullmatch(option)) is None:
+            raise ValueError(
+                f"{name!r}: after + comes highN,M…, sinksN, windowN, topN, rN or gain, N "
+                f"from 1 in topN and rN; not {option!r}"
+            )
+        kind = next(filter(None, found.groups()))
+        if kind in seen:
+            raise ValueError(f"{name!r}: {kind} is said twice")
+        seen.add(kind)
+    return seen
 
 
 class ServeConfig(Strict):
@@ -33,17 +56,16 @@ class ServeConfig(Strict):
     @field_validator("kv_cache")
     @classmethod
     def _known(cls, name: str) -> str:
-        said = parse_name(name)
-        if said.base not in KV_CACHES:
-            raise ValueError(f"{said.base!r} is no KV cache; allowed: {', '.join(KV_CACHES)}")
-        floats = "float" in said.base
-        if floats and (said.rank or said.gain or said.top):
-            raise ValueError(f"{name!r}: {said.base} has no codes, so nothing to compensate")
+        base, options = name.split("+", maxsplit=1)[0], _options(name)
+        if base not in KV_CACHES:
+            raise ValueError(f"{base!r} is no KV cache; allowed: {', '.join(KV_CACHES)}")
+        if "float" in base and options & {"r", "gain", "top"}:
+            raise ValueError(f"{name!r}: {base} has no codes, so nothing to compensate")
         return name
 
     @model_validator(mode="after")
     def _calibrated(self) -> "ServeConfig":
-        gain = parse_name(self.kv_cache).gain
+        gain = "gain" in _options(self.kv_cache)
         if gain and self.calibration is None:
             raise ValueError(f"kv_cache = {self.kv_cache!r} needs calibration, for its gains")
         if not gain and self.calibration is not None:

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from quantwatch.errors import PromptError
-from quantwatch.kernel_lab.throughput import run_cached
 from quantwatch.kernel_lab.texts import WINDOW, measured_text
-
+from quantwatch.kernel_lab.throughput import run_cached
 
 
 @dataclass(frozen=True, slots=True)

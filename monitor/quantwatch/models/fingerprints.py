@@ -14,6 +14,7 @@ from torch import nn
 
 from quantwatch.config.recipes import recipe_digest
 from quantwatch.config.schema import FaultConfig, RecipeConfig
+from quantwatch.domain import Json
 from quantwatch.errors import ResourceError
 from quantwatch.models.checkpoint import read_config
 from quantwatch.models.quantized import leaf_tensors
@@ -112,7 +113,7 @@ def serve_sha(
     dtype: torch.dtype,
     device: str,
     execution: str,
-    serve: dict[str, Any] | None = None,
+    serve: Json | None = None,
 ) -> str:
     """Return the digest of how a model is computed: dtype, device type, attention, execution.
 

@@ -19,7 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from quantwatch_kernels.serve.kv_attention import Score, mixed_attention
 from quantwatch_kernels.serve.kv_cache import QuantizedCache, QuantizedLayer
-from quantwatch_kernels.serve.kv_reads import Arrivals, reads_codes
+from quantwatch_kernels.serve.kv_reads import ONE_BY_ONE, Arrivals, reads_codes
 from quantwatch_kernels.serve.kv_scheme import SCHEMES, KVScheme, PlaneScheme, scheme_named
 from quantwatch_kernels.serve.kv_single_pass import quantized_kv, serve_through_
 
@@ -149,7 +149,7 @@ AttentionMaskInterface.register("test_plainly", eager_mask)
 
 
 def decode(
-    model: Any, scheme: KVScheme, ids: Tensor, arrivals: Arrivals = Arrivals(), gains: Any = None
+    model: Any, scheme: KVScheme, ids: Tensor, arrivals: Arrivals = ONE_BY_ONE, gains: Any = None
 ) -> tuple[Tensor, Any]:
     """Logits [B, T, V] of a text that comes in parts, attention as transformers has it."""
     cache = QuantizedCache(scheme, 2, arrivals.own, gains)

@@ -86,7 +86,7 @@ def test_a_bound_holds_for_every_key() -> None:
     query, keys = numbers(16, 2, 3), numbers(16, 2, 4)
     low, high = (x.float() for x in page_bounds(keys, 4))
     bounds = query.clamp(min=0) @ high.mT + query.clamp(max=0) @ low.mT
-    products = (query @ keys.mT).unflatten(-1, (4, 4)).amax(-1)
+    products = (query @ keys.mT).reshape(2, 2, 16, 4, 4).amax(-1)
     assert (products <= bounds + 1e-2).all()
     with pytest.raises(ValueError, match="15 tokens are no whole pages of 4"):
         page_bounds(keys[..., :15, :], 4)
@@ -99,8 +99,8 @@ def test_pages_out_of_sight_are_not_chosen() -> None:
     position = torch.arange(29)
     seen = (position <= position[:, None]) & (position > position[:, None] - 9)
     found = chosen_keys(query, keys, PAGES, reads, seen)
-    pages = (found & reads)[..., 1:].unflatten(-1, (7, 4)).any(-1)
-    visible = (reads & seen)[:, 1:].unflatten(-1, (7, 4)).any(-1)
+    pages = (found & reads)[..., 1:].reshape(2, 2, 29, 7, 4).any(-1)
+    visible = (reads & seen)[:, 1:].reshape(29, 7, 4).any(-1)
     assert torch.equal(pages.sum(-1), visible.sum(-1).clamp(max=2).expand(2, 2, -1))
     assert not (pages & ~visible).any()
 
@@ -108,7 +108,7 @@ def test_pages_out_of_sight_are_not_chosen() -> None:
 def test_chosen_keys_are_exact_and_values_stay_codes() -> None:
     """Catches a mask that is taken for the values, too, or heads of a group in another order."""
     query, keys, values = numbers(13, 4, 7), numbers(13, 2, 8), numbers(13, 2, 9)
-    coded = tuple(through_codes(x, p, PAGES) for x, p in ((keys, PAGES.keys), (values, PAGES.values)))
+    coded = through_codes(keys, PAGES.keys, PAGES), through_codes(values, PAGES.values, PAGES)
     reads = reads_codes(PAGES, 13, 13, Arrivals())
     seen = torch.ones(13, 13).tril().bool()
     chosen = chosen_keys(query, keys, PAGES, reads, seen)
@@ -117,7 +117,9 @@ def test_chosen_keys_are_exact_and_values_stay_codes() -> None:
         for t in range(13):
             mine = (reads[t] & ~chosen[:, head // 2, t])[..., None]
             k = torch.where(mine, coded[0][:, head // 2], keys[:, head // 2]).double()
-            v = torch.where(reads[t][:, None], coded[1][:, head // 2], values[:, head // 2]).double()
+            v = torch.where(
+                reads[t][:, None], coded[1][:, head // 2], values[:, head // 2]
+            ).double()
             scores = (k[:, : t + 1] @ query[:, head, t, :, None].double())[..., 0] / 8**0.5
             expected = (scores.softmax(-1)[:, None] @ v[:, : t + 1])[:, 0]
             assert torch.allclose(found[:, head, t].double(), expected, atol=1e-6)
@@ -167,7 +169,7 @@ def test_gains_by_hand() -> None:
         handle.remove()
     for layer in (0, 1):
         for number, plane in enumerate((GAIN.keys, GAIN.values)):
-            top = bottom = 0.0
+            top, bottom = (torch.zeros(2, 32, dtype=torch.float64) for _ in range(2))
             for pair in seen[layer]:
                 x = pair[number]
                 end = GAIN.stored_end(x.shape[2])
@@ -246,8 +248,8 @@ def test_errors_of_attention_by_hand(scheme: KVScheme) -> None:
 
     def watch(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Any:
         taken.append((query, key, value))
-        repeated = (x.repeat_interleave(2, 1) for x in (key, value))
-        out = torch.nn.functional.scaled_dot_product_attention(query, *repeated, is_causal=True)
+        keys, values = (x.repeat_interleave(2, 1) for x in (key, value))
+        out = torch.nn.functional.scaled_dot_product_attention(query, keys, values, is_causal=True)
         return out.transpose(1, 2), None
 
     AttentionInterface.register("test_watch", watch)
@@ -260,7 +262,9 @@ def test_errors_of_attention_by_hand(scheme: KVScheme) -> None:
     seen = torch.ones(37, 37).tril().bool()
     reads = reads_codes(scheme, 37, 37, Arrivals(20))
     for query, key, value in taken:
-        coded = [through_codes(x, p, scheme) for x, p in ((key, scheme.keys), (value, scheme.values))]
+        coded = [
+            through_codes(x, p, scheme) for x, p in ((key, scheme.keys), (value, scheme.values))
+        ]
         pair: Any = (reads, reads)
         if scheme.top_pages:
             pair = (reads & ~chosen_keys(query, key, scheme, reads, seen), reads)

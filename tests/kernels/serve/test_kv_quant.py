@@ -248,7 +248,10 @@ BAD = {
     ),
     "shape": (lambda: store(torch.zeros(3, 4), PlaneScheme(4)), r"not torch.float32 \[3, 4\]"),
     "integers": (lambda: store(torch.zeros(1, 1, 2, 4).int(), PlaneScheme(4)), "takes floats"),
-    "name": (lambda: scheme_named("int5"), "unknown KV scheme 'int5'; allowed are float16, bfloat16, int8"),
+    "name": (
+        lambda: scheme_named("int5"),
+        "unknown KV scheme 'int5'; allowed are float16, bfloat16, int8",
+    ),
     "after +": (lambda: scheme_named("int4+x"), "after \\+ comes highN.*not 'x'"),
     "twice": (lambda: scheme_named("int4+r4+r8"), "'int4\\+r4\\+r8': r is said twice"),
     "no page": (lambda: scheme_named("int4+top0"), "top0 chooses nothing; leave it out"),

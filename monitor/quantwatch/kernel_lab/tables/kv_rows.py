@@ -1,6 +1,7 @@
 """The rows of the table of KV caches: which schemes, what they have to reach, who else did what."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from quantwatch.kernel_lab.tables.model import Column
 from quantwatch.kernel_lab.texts import WINDOW
@@ -30,7 +31,7 @@ COLUMNS = (
 COMPENSATED = (
     "int8-symmetric+top4", "int8-symmetric+gain", "int8+sinks4+window32",
     "int4-plain+r4", "int4-plain+top4", "int4-plain+gain", "int4-plain+sinks4+window32",
-    "int4-hadamard+sinks4+window32", "int2-plain+gain",
+    "int4-hadamard+sinks4+window32", "int2-plain+gain", "int2+top4", "kivi2+top4",
 )  # fmt: skip
 """Each compensation on one scheme, beside the scheme without any."""
 NAMES = (*SCHEMES, *COMPENSATED)
@@ -64,7 +65,8 @@ PEERS = {
 def bits(loaded: LoadedModel, scheme: KVScheme) -> dict[str, float]:
     """Return bits per cached number, those in host memory, and the capacity of what is stored."""
     features = head_features(loaded.module)
-    layers = loaded.module.config.get_text_config(decoder=True).num_hidden_layers
+    settings: Any = loaded.module.config
+    layers = settings.get_text_config(decoder=True).num_hidden_layers
     bare = replace(scheme, sinks=0, window=0, high_layers=())
     stored = bare.bits_per_element(8 * scheme.flush * WINDOW, features)
     return {
