@@ -137,6 +137,20 @@ def test_with_all_pages_keys_are_exact() -> None:
     assert (found - expected).abs().max() < 0.02 * (without - expected).abs().max()
 
 
+def test_a_padded_text_chooses_what_it_would_alone() -> None:
+    """Catches bounds over padding, and pages that are chosen for another text of the batch."""
+    model = build().double()
+    long, short = ids(60, 1), ids(41, 2)
+    batch = torch.cat([long, torch.nn.functional.pad(short, (0, 19))])
+    mask = torch.ones(2, 60, dtype=torch.long)
+    mask[1, 41:] = 0
+    with torch.no_grad(), quantized_kv(model, PAGES):
+        found = model(batch, attention_mask=mask, use_cache=False).logits
+        alone = [model(text, use_cache=False).logits[0] for text in (long, short)]
+    assert torch.allclose(found[0], alone[0], rtol=0, atol=1e-9)
+    assert torch.allclose(found[1, :41], alone[1], rtol=0, atol=1e-9)
+
+
 def through(model: Any, text: Tensor, scheme: KVScheme) -> Tensor:
     with quantized_kv(model, scheme):
         logits: Tensor = model(text, use_cache=False).logits

@@ -1,6 +1,7 @@
 """Pages of codes: every byte in its place, every number the one that a cache would restore."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -201,7 +202,7 @@ def test_refused() -> None:
     before = pages.memory.clone()
     large = values.clone()
     large[1, 1, 1] = 3e38
-    cases = {
+    cases: dict[str, Any] = {
         "a slot comes twice": lambda: pages.write(torch.tensor([4, 4]), keys, values),
         "in the null block": lambda: pages.write(torch.tensor([3, 4]), keys, values),
         "slots lie in 0 … 11": lambda: pages.write(torch.tensor([3, 12]), keys, values),
