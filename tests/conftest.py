@@ -64,7 +64,8 @@ WHOLE = (
         f"tests/monitor/{name}."
         for name in (
             "pipeline/test_baseline_runs", "pipeline/test_pipeline", "kernel_lab/test_allocate",
-            "kernel_lab/test_kv_table", "episodes/test_settling", "episodes/test_reopening_runs",
+            "kernel_lab/test_kv_table", "kernel_lab/test_strategy_table",
+            "episodes/test_settling", "episodes/test_reopening_runs",
             "episodes/test_candidates_not_judged", "capture/test_noise_floor",
             "capture/test_identical_models", "worker/test_performing", "delivery/test_deliverer",
             "scheduler/test_two_schedulers", "scheduler/test_loop", "store/test_store_recent",

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Score", "mixed_attention"]
+__all__ = ["Score", "mixed_attention", "seen_keys"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +41,25 @@ def mixed_attention(
     query: Tensor,
     exact: tuple[Tensor, Tensor],
     coded: tuple[Tensor, Tensor],
-    codes_read: Tensor,
+    codes_read: Tensor | tuple[Tensor, Tensor],
     mask: Tensor | None,
     score: Score = Score(),
 ) -> Tensor:
     """Return [B, Hq, Tq, D] in the query's dtype; queries [B, Hq, Tq, D], others [B, Hkv, Tk, D].
 
-    `codes_read` is bool [Tq, Tk]; `mask` bool (True: seen) or added, broadcast to [B, Hq, Tq, Tk];
+    `codes_read` is bool [Tq, Tk], or a pair of masks for keys and values that broadcast to
+    [B, Hkv, Tq, Tk]; `mask` bool (True: seen) or added, broadcast to [B, Hq, Tq, Tk];
     without one a query sees the keys up to its own, the queries being the last ones. A query that
     sees nothing gets zeros. Raises ValueError for shapes that don't fit.
     """
     (keys, values), groups = exact, _groups(query, exact[0])
     batch, heads, queries, features = query.shape
-    seen, added = _seen(mask, codes_read)
+    pair = codes_read if isinstance(codes_read, tuple) else (codes_read, codes_read)
+    seen, added = seen_keys(mask, pair[0])
     dtype = torch.promote_types(query.dtype, torch.float32)
     q = query.to(dtype).reshape(batch, heads // groups, groups * queries, features)
-    reads = codes_read.repeat(groups, 1)
-    scores = torch.where(reads, q @ coded[0].to(dtype).mT, q @ keys.to(dtype).mT)
+    keys_read, reads = (torch.cat([part] * groups, -2) for part in pair)
+    scores = torch.where(keys_read, q @ coded[0].to(dtype).mT, q @ keys.to(dtype).mT)
     scores = scores.reshape(batch, heads, queries, -1)
     scores = score.of(scores, features)
     scores = scores if added is None else scores + added
@@ -79,10 +81,10 @@ def _groups(query: Tensor, keys: Tensor) -> int:
     return heads // shared
 
 
-def _seen(mask: Tensor | None, codes_read: Tensor) -> tuple[Tensor, Tensor | None]:
+def seen_keys(mask: Tensor | None, codes_read: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return who sees whom, and what is added to the scores of those."""
     if mask is None:
-        queries, keys = codes_read.shape
+        queries, keys = codes_read.shape[-2:]
         positions = torch.arange(keys - queries, keys, device=codes_read.device)
         return torch.arange(keys, device=codes_read.device) <= positions[:, None], None
     if mask.dtype == torch.bool:

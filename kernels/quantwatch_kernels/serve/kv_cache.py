@@ -3,18 +3,24 @@
 `model.generate(ids, cache=QuantizedCache(scheme, num_layers))`. Each layer keeps the sinks and the
 newest tokens in full precision and everything between as `StoredPlane`s, one per flush, which are
 never changed. `update` returns all keys and values, what is stored restored from its codes: a chunk
-of queries reads what is stored once its own keys are in. Restoring at each step costs time, not
+of queries reads what is stored once its own keys are in, or with `own = "exact"` what was stored
+before (`kv_reads`). Restoring at each step costs time, not
 memory: nothing but one layer's numbers exists in full precision at a time.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
+from quantwatch_kernels.serve.kv_gain import KVGains, check_gains
+from quantwatch_kernels.serve.kv_plane import PlaneScheme
+from quantwatch_kernels.serve.kv_policy import KVScheme
 from quantwatch_kernels.serve.kv_quant import StoredPlane, restore, store
-from quantwatch_kernels.serve.kv_scheme import KVScheme, PlaneScheme
+
+Own = Literal["codes", "exact"]
+"""Whether a chunk of queries finds codes of its own keys, or itself in full precision."""
 
 __all__ = ["QuantizedCache", "QuantizedLayer"]
 
@@ -39,8 +45,10 @@ class _Plane:
         self.sinks = torch.cat([self.sinks, new[..., :missing, :]], -2)
         self.rest = torch.cat([self.rest, new[..., missing:, :]], -2)
 
-    def read(self) -> Tensor:
+    def read(self, gain: Tensor | None) -> Tensor:
         coded = [restore(chunk, self.plane).to(self.rest.dtype) for chunk in self.stored]
+        if gain is not None:
+            coded = [chunk * gain.to(chunk.device, chunk.dtype) for chunk in coded]
         return torch.cat([self.sinks, *coded, self.rest], -2)
 
     @property
@@ -54,10 +62,13 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]  # an untyped libra
 
     is_sliding = False
 
-    def __init__(self, scheme: KVScheme) -> None:
+    def __init__(
+        self, scheme: KVScheme, own: Own = "codes", gains: tuple[Tensor, Tensor] | None = None
+    ) -> None:
         """Keep nothing yet."""
         super().__init__()
-        self.scheme = scheme
+        self.scheme, self.own = scheme, own
+        self._gains = (None, None) if gains is None else gains
         self._planes: tuple[_Plane, _Plane] | None = None
         self._tokens = 0
 
@@ -82,8 +93,12 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]  # an untyped libra
         due = self.scheme.stored_end(self._tokens) - max(stored, self.scheme.sinks)
         for plane, new in zip(self._planes, (key_states, value_states), strict=True):
             plane.add(new, self.scheme.sinks)
-            plane.flush(max(due, 0))
-        keys, values = (plane.read() for plane in self._planes)
+            if self.own == "codes":
+                plane.flush(max(due, 0))
+        keys, values = (p.read(g) for p, g in zip(self._planes, self._gains, strict=True))
+        if self.own == "exact":
+            for plane in self._planes:
+                plane.flush(max(due, 0))
         return keys, values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -115,14 +130,25 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]  # an untyped libra
 class QuantizedCache(Cache):  # type: ignore[misc]  # an untyped library
     """The cache of a whole model; layers in `scheme.high_layers` are plain."""
 
-    def __init__(self, scheme: KVScheme, num_layers: int) -> None:
-        """`num_layers`: of the model. Raises ValueError for high layers that it doesn't have."""
+    def __init__(
+        self, scheme: KVScheme, num_layers: int, own: Own = "codes", gains: KVGains | None = None
+    ) -> None:
+        """`num_layers`: of the model.
+
+        Raises ValueError for high layers that it doesn't have, for gains that are missing or too
+        many, and for pages that a query chooses: a cache never sees the queries.
+        """
+        check_gains(scheme, gains)
+        if scheme.top_pages:
+            raise ValueError("a cache doesn't see queries, which top pages are chosen by.")
         wrong = [layer for layer in scheme.high_layers if layer >= num_layers]
         if wrong:
             raise ValueError(f"layers {wrong} are to stay high; the model has {num_layers}.")
         high = set(scheme.high_layers)
         layers = [
-            DynamicLayer() if number in high else QuantizedLayer(scheme)
+            DynamicLayer()
+            if number in high
+            else QuantizedLayer(scheme, own, None if gains is None else gains.by_layer[number])
             for number in range(num_layers)
         ]
         super().__init__(layers=layers)

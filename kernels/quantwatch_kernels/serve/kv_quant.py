@@ -23,7 +23,7 @@ from quantwatch_kernels.quantize.mse import mse_qparams
 from quantwatch_kernels.quantize.packing import pack, unpack
 from quantwatch_kernels.quantize.qparams import QParams
 from quantwatch_kernels.serve.kv_codes import KV_QUANTIZE
-from quantwatch_kernels.serve.kv_scheme import PlaneScheme
+from quantwatch_kernels.serve.kv_plane import PlaneScheme
 
 __all__ = ["StoredPlane", "restore", "rotation", "store"]
 
@@ -65,8 +65,11 @@ def store(x_BHnD: Tensor, plane: PlaneScheme) -> StoredPlane:
             f"a cache takes floats [B, H, tokens, D]; not {x_BHnD.dtype} {list(x_BHnD.shape)}."
         )
     batch, heads, tokens, features = x_BHnD.shape
-    if plane.per == "channel" and tokens % plane.flush:
-        raise ValueError(f"{tokens} tokens are no whole groups of {plane.flush} tokens.")
+    if plane.per != "token" and tokens % plane.flush:
+        what = "groups" if plane.per == "channel" and plane.chunk is None else "chunks"
+        raise ValueError(f"{tokens} tokens are no whole {what} of {plane.flush} tokens.")
+    if plane.floats:
+        return _as_floats(x_BHnD, plane)
     x = rotation(features)(x_BHnD.float()) if plane.hadamard else x_BHnD.float()
     means = _means(x, plane) if plane.center and tokens else None
     if means is not None:
@@ -91,7 +94,9 @@ def store(x_BHnD: Tensor, plane: PlaneScheme) -> StoredPlane:
 
 def restore(stored: StoredPlane, plane: PlaneScheme, *, rotated: bool = False) -> Tensor:
     """Return what was stored, float32 [B, H, n, D]; `rotated`: before R is undone."""
-    spec, columns = plane.spec, _columns(stored, plane)
+    if plane.floats:
+        return stored.codes.view(getattr(torch, plane.floats)).reshape(stored.shape).float()
+    spec, columns = plane.spec, plane.shape(*stored.shape[2:])[1]
     zeros = None
     if stored.zeros is not None:
         count = stored.scales.numel()
@@ -128,21 +133,26 @@ def _chunks(x_BHnD: Tensor, plane: PlaneScheme) -> Tensor:
     return x_BHnD.reshape(batch, heads, tokens // plane.flush, plane.flush, features)
 
 
+def _as_floats(x_BHnD: Tensor, plane: PlaneScheme) -> StoredPlane:
+    rounded = x_BHnD.to(getattr(torch, plane.floats)).contiguous()
+    rows = rounded.view(torch.uint8).reshape(x_BHnD.shape[:-1].numel(), 2 * x_BHnD.shape[-1])
+    batch, heads, tokens, features = x_BHnD.shape
+    none = torch.empty(len(rows), 0, dtype=torch.float16)
+    return StoredPlane(rows, none, None, None, None, (batch, heads, tokens, features))
+
+
 def _rows(x_BHnD: Tensor, plane: PlaneScheme) -> Tensor:
-    """Return the rows whose groups share a scale: [B·H·n, D] or [B·H·D, n]."""
+    """Return the rows whose groups share a scale: [B·H·n, D], [B·H·D, n] or [B·H·m, f·D]."""
     x = x_BHnD.transpose(-1, -2) if plane.per == "channel" else x_BHnD
-    return x.reshape(x.shape[:-1].numel(), x.shape[-1])  # −1 says nothing of a chunk without tokens
+    rows, columns = plane.shape(*x_BHnD.shape[-2:])  # −1 says nothing of a chunk without tokens
+    return x.reshape(x.shape[:2].numel() * rows, columns)
 
 
 def _unrows(rows: Tensor, shape: torch.Size, plane: PlaneScheme) -> Tensor:
     batch, heads, tokens, features = shape
-    if plane.per == "token":
+    if plane.per != "channel":
         return rows.reshape(shape)
     return rows.reshape(batch, heads, features, tokens).transpose(-1, -2)
-
-
-def _columns(stored: StoredPlane, plane: PlaneScheme) -> int:
-    return stored.shape[3] if plane.per == "token" else stored.shape[2]
 
 
 def _factors(error_BHnD: Tensor, plane: PlaneScheme) -> tuple[Tensor, Tensor]:

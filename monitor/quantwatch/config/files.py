@@ -99,6 +99,9 @@ def _missing_recipe(location: Location, variant: VariantConfig, base_dir: Path) 
 
 def _missing_model(location: Location, variant: VariantConfig, base_dir: Path) -> Iterator[str]:
     yield from _missing_recipe(location, variant, base_dir)
+    if variant.serve is not None and variant.serve.calibration is not None:
+        files = variant.serve.calibration.suite.files
+        yield from _missing_texts((*location, "serve", "calibration", "suite"), files, base_dir)
     if variant.model is None:
         return
     path = local_path(variant.model, base_dir)

@@ -107,6 +107,9 @@ def _model_paths(
         yield (*at, "recipe"), recipe
     for index, file in enumerate(_calibration_files(variant, base_dir)):
         yield (*at, "recipe", "calibration", "files", index), file
+    served = variant.serve.calibration if variant.serve is not None else None
+    for index, text in enumerate(served.suite.files if served is not None else ()):
+        yield (*at, "serve", "calibration", "files", index), local_path(text, base_dir)
     if variant.model is None:
         return
     path = local_path(variant.model, base_dir)

@@ -14,7 +14,7 @@ from torch import nn
 
 from quantwatch.config.recipes import recipe_digest
 from quantwatch.config.schema import FaultConfig, RecipeConfig
-from quantwatch.config.serving import ServeConfig
+from quantwatch.domain import Json
 from quantwatch.errors import ResourceError
 from quantwatch.models.checkpoint import read_config
 from quantwatch.models.quantized import leaf_tensors
@@ -113,13 +113,12 @@ def serve_sha(
     dtype: torch.dtype,
     device: str,
     execution: str,
-    serve: ServeConfig | None = None,
+    serve: Json | None = None,
 ) -> str:
     """Return the digest of how a model is computed: dtype, device type, attention, execution.
 
     And of its serving, if it has any: without, the digest is what it always was.
     """
-    served = {} if serve is None else {"serve": serve.model_dump(mode="json", exclude_none=True)}
     settings = getattr(module, "config", None)
     attention = getattr(settings, "_attn_implementation", None)
     return canonical_sha(
@@ -128,7 +127,7 @@ def serve_sha(
             "device": torch.device(device).type,
             "attention": attention,
             "execution": execution,
-            **served,
+            **({} if serve is None else {"serve": serve}),
         }
     )
 

@@ -25,9 +25,10 @@ from quantwatch.models.recipes import (
     apply_recipe,
     calibration_inputs,
     fallback_notes,
+    inputs_sha,
     stage_notes,
 )
-from quantwatch.models.serving import Served, serve
+from quantwatch.models.serving import Served, serve, serve_inputs
 from quantwatch.models.shapes import context_length, real_ids
 from quantwatch.models.sources import resolve_source
 from quantwatch.models.tokenizers import tokenizer_sha
@@ -45,6 +46,14 @@ class _Changes:
     inputs: CalibrationInputs | None = None
     """What the recipe is calibrated on."""
     serve: ServeConfig | None = None
+    serve_inputs: CalibrationInputs | None = None
+    """What the serving is calibrated on."""
+
+    @property
+    def read(self) -> tuple[torch.Tensor, ...]:
+        """Texts that anything was calibrated on."""
+        both = (self.inputs, self.serve_inputs)
+        return tuple(ids for inputs in both if inputs is not None for ids in inputs.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +101,10 @@ def load_variant(
         described |= {"kind": source.kind, "resolved": opened.resolved}
         prepare(opened.module)
         inputs = recipe and calibration_inputs(recipe, opened.module, opened.tokenizer, calibrate)
-        changes = _Changes(recipe, config.execution, config.faults, inputs or None, config.serve)
+        served = serve_inputs(config.serve, opened.module, opened.tokenizer, calibrate)
+        changes = _Changes(
+            recipe, config.execution, config.faults, inputs or None, config.serve, served
+        )
         return _finish(name, opened, changes, described)
 
 
@@ -118,7 +130,8 @@ def _finish(name: str, opened: Opened, changes: _Changes, source: Json) -> Loade
     anatomy = _anatomy(opened)
     dtype = opened.dtype or _computing_dtype(opened, anatomy)
     figures = _change(opened, changes, anatomy, dtype)
-    served = Served() if changes.serve is None else serve(module, changes.serve)
+    texts = changes.serve_inputs or CalibrationInputs(())
+    served = Served() if changes.serve is None else serve(module, changes.serve, texts.ids)
     size = figures.size_bytes - served.saved_bytes
     ids, notes = real_ids(module, anatomy, opened.tokenizer)
     variant = Variant(
@@ -128,12 +141,12 @@ def _finish(name: str, opened: Opened, changes: _Changes, source: Json) -> Loade
         size_bytes=size,
         bits_per_weight=figures.bits_per_weight * size / max(figures.size_bytes, 1),
         source=source,
-        notes=(*opened.notes, *figures.notes, *served.notes, *notes),
+        notes=(*opened.notes, *figures.notes, *texts.notes, *served.notes, *notes),
         skipped=figures.skipped,
     )
-    read = () if changes.inputs is None else tuple(changes.inputs.ids)
+    context = context_length(module)
     return LoadedModel(
-        module, opened.tokenizer, variant, anatomy, ids, context_length(module), dtype, read
+        module, opened.tokenizer, variant, anatomy, ids, context, dtype, changes.read
     )
 
 
@@ -211,7 +224,17 @@ def _fingerprint(
         tokenizer_sha=tokenizer_sha(opened.tokenizer),
         recipe_sha=fingerprints.recipe_sha(changes.recipe, figures.calibration_sha),
         serve_sha=fingerprints.serve_sha(
-            opened.module, dtype, device, figures.execution, changes.serve
+            opened.module, dtype, device, figures.execution, _serving(changes)
         ),
         fault_sha=fingerprints.fault_sha(changes.faults),
     )
+
+
+def _serving(changes: _Changes) -> Json | None:
+    """Describe the serving for its fingerprint: what was read counts, not where it lay."""
+    if changes.serve is None:
+        return None
+    described = changes.serve.model_dump(mode="json", exclude={"calibration"}, exclude_none=True)
+    if changes.serve_inputs is None:
+        return described
+    return described | {"calibration": inputs_sha(changes.serve_inputs.ids)}

@@ -69,8 +69,12 @@ def apply_recipe(
         recipe = kernel_recipe(config, anatomy)
         report = quantize_(module, recipe, execution=execution, scopes=scopes, calibration=inputs)
     skipped = tuple((_scoped(name, scopes), reason) for name, reason in report.skipped)
-    ids = [] if inputs is None else [prompt.tolist() for prompt in inputs]
-    return Applied(replace(report, skipped=skipped), canonical_sha(ids) if ids else "")
+    return Applied(replace(report, skipped=skipped), inputs_sha(inputs) if inputs else "")
+
+
+def inputs_sha(inputs: Sequence[Tensor]) -> str:
+    """Return the digest of the token ids that something was calibrated on."""
+    return canonical_sha([prompt.tolist() for prompt in inputs])
 
 
 def calibration_inputs(

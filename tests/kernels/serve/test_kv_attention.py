@@ -18,8 +18,8 @@ from transformers import (
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from quantwatch_kernels.serve.kv_attention import Score, mixed_attention
-from quantwatch_kernels.serve.kv_cache import QuantizedCache
-from quantwatch_kernels.serve.kv_reads import reads_codes
+from quantwatch_kernels.serve.kv_cache import QuantizedCache, QuantizedLayer
+from quantwatch_kernels.serve.kv_reads import ONE_BY_ONE, Arrivals, reads_codes
 from quantwatch_kernels.serve.kv_scheme import SCHEMES, KVScheme, PlaneScheme, scheme_named
 from quantwatch_kernels.serve.kv_single_pass import quantized_kv, serve_through_
 
@@ -114,18 +114,23 @@ def test_what_nobody_sees_harms_nobody() -> None:
     assert torch.equal(broken[1], found[1])
 
 
+@pytest.mark.parametrize("own", ["codes", "exact"])
+@pytest.mark.parametrize("chunk", [1, 4, 99])
 @pytest.mark.parametrize("prefill", [0, 1, 7, 20, 99])
-def test_reads_are_those_of_a_cache(prefill: int) -> None:
+def test_reads_are_those_of_a_cache(prefill: int, chunk: int, own: Any) -> None:
     """Catches a query that finds codes a step too early or late, against a cache that is filled."""
     expected = torch.zeros(30, 30, dtype=torch.bool)
-    for t in range(30):
-        found = max(t + 1, min(prefill, 30))
-        between = max(found - 2 - 5, 0) // 8 * 8
-        expected[t, 2 : 2 + between] = True
-    assert torch.equal(reads_codes(SMALL, 30, 30, prefill), expected)
-    assert torch.equal(reads_codes(SMALL, 4, 30, prefill), expected[-4:])
+    begin = 0
+    while begin < 30:
+        end = min(begin + (prefill if begin == 0 and prefill else chunk), 30)
+        between = max((end if own == "codes" else begin) - 2 - 5, 0) // 8 * 8
+        expected[begin:end, 2 : 2 + between] = True
+        begin = end
+    arrivals = Arrivals(prefill, chunk, own)
+    assert torch.equal(reads_codes(SMALL, 30, 30, arrivals), expected)
+    assert torch.equal(reads_codes(SMALL, 4, 30, arrivals), expected[-4:])
     with pytest.raises(ValueError, match="5 queries can't be the last of 4"):
-        reads_codes(SMALL, 5, 4)
+        reads_codes(SMALL, 5, 4, arrivals)
 
 
 def plainly(
@@ -143,33 +148,47 @@ AttentionInterface.register("test_plainly", plainly)
 AttentionMaskInterface.register("test_plainly", eager_mask)
 
 
-def decode(model: Any, scheme: KVScheme, ids: Tensor, prefill: int) -> tuple[Tensor, Any]:
-    """Logits [B, T, V] of a prefill and single steps through a cache, attention as transformers has it."""
-    cache = QuantizedCache(scheme, 2)
-    parts = [ids[:, :prefill]] if prefill else []
-    parts += torch.split(ids[:, prefill:], 1, 1)
+def decode(
+    model: Any, scheme: KVScheme, ids: Tensor, arrivals: Arrivals = ONE_BY_ONE, gains: Any = None
+) -> tuple[Tensor, Any]:
+    """Logits [B, T, V] of a text that comes in parts, attention as transformers has it."""
+    cache = QuantizedCache(scheme, 2, arrivals.own, gains)
+    first = min(arrivals.prefill, ids.shape[1])
+    parts = [ids[:, :first]] if first else []
+    parts += torch.split(ids[:, first:], arrivals.chunk, 1) if first < ids.shape[1] else []
     with torch.no_grad():
         found = [model(part, cache=cache, use_cache=True).logits for part in parts]
     return torch.cat(found, 1), cache
+
+
+def equal_to_decoding(name: str, scheme: KVScheme, arrivals: Arrivals, gains: Any = None) -> None:
+    model = build(name).double()  # in float32 the last bit of a key now and then turns a code
+    model.set_attn_implementation("test_plainly")
+    ids = torch.randint(0, 96, (2, 45), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        plain = model(ids, use_cache=False).logits
+    expected, _ = decode(model, scheme, ids, arrivals, gains)
+    with torch.no_grad(), quantized_kv(model, scheme, arrivals, gains):
+        found = model(ids, use_cache=False).logits
+    assert torch.allclose(found, expected, rtol=0, atol=1e-9), name
+    assert not torch.allclose(found, plain, atol=1e-4)
+    with torch.no_grad():
+        assert torch.equal(model(ids, use_cache=False).logits, plain)
 
 
 @pytest.mark.parametrize("prefill", [0, 21])
 @pytest.mark.parametrize("name", MODELS)
 def test_one_pass_equals_decoding(name: str, prefill: int) -> None:
     """Catches anything that differs between a candidate's pass and real serving."""
-    model = build(name).double()  # in float32 the last bit of a key now and then turns a code
-    model.set_attn_implementation("test_plainly")
-    ids = torch.randint(0, 96, (2, 45), generator=torch.Generator().manual_seed(3))
-    with torch.no_grad():
-        plain = model(ids, use_cache=False).logits
     for scheme in (SMALL, scheme_named("int4"), scheme_named("int8+high0")):
-        expected, _ = decode(model, scheme, ids, prefill)
-        with torch.no_grad(), quantized_kv(model, scheme, prefill):
-            found = model(ids, use_cache=False).logits
-        assert torch.allclose(found, expected, rtol=0, atol=1e-9), name
-        assert not torch.allclose(found, plain, atol=1e-4)
-    with torch.no_grad():
-        assert torch.equal(model(ids, use_cache=False).logits, plain)
+        equal_to_decoding(name, scheme, Arrivals(prefill))
+
+
+@pytest.mark.parametrize("own", ["codes", "exact"])
+@pytest.mark.parametrize(("prefill", "chunk"), [(0, 1), (21, 1), (20, 9), (30, 99)])
+def test_one_pass_equals_decoding_in_chunks(own: Any, prefill: int, chunk: int) -> None:
+    """Catches a chunk that finds codes of itself where it sees itself, and the other way round."""
+    equal_to_decoding("llama", SMALL, Arrivals(prefill, chunk, own))
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -184,12 +203,15 @@ def test_generate(name: str) -> None:
     )  # fmt: skip
     assert out.shape == (1, 75)
     assert cache.get_seq_length() == 74
-    again, other = decode(model, scheme, out[:, :-1], 70)
+    again, other = decode(model, scheme, out[:, :-1], Arrivals(70))
     assert torch.equal(again[0, 69:].argmax(-1), out[0, 70:])
     kept = 74 - (scheme.stored_end(74) - scheme.sinks)
-    wanted = 2 * 2 * scheme.bits_per_element(74, 32) * 2 * 74 * 32 / 8 + 2 * 2 * 2 * kept * 32 * 2
+    coded: list[Any] = [layer for layer in cache.layers if isinstance(layer, QuantizedLayer)]
     # 32 bits, not 16, are kept here; zero points of a flush end on a byte.
-    flushes = sum(len(p.stored) for layer in cache.layers for p in layer._planes)
+    one = 2 * scheme.bits_per_element(74, 32) * 2 * 74 * 32 / 8 + 2 * 2 * kept * 32 * 2
+    wanted = len(coded) * one + (2 - len(coded)) * 2 * 2 * 74 * 32 * 4
+    flushes = sum(len(plane.stored) for layer in coded for plane in layer._planes)
+    assert len(coded) == 2 - len(scheme.high_layers)
     assert wanted <= cache.num_bytes == other.num_bytes <= wanted + flushes
 
 
@@ -256,7 +278,7 @@ def test_texts_shorter_than_a_flush(name: str) -> None:
         ids = torch.randint(3, 96, (2, length), generator=torch.Generator().manual_seed(length))
         with torch.no_grad(), quantized_kv(model, SCHEMES[name]):
             found = model(ids, use_cache=False).logits
-        expected, _ = decode(model, SCHEMES[name], ids, 0)
+        expected, _ = decode(model, SCHEMES[name], ids)
         assert torch.allclose(found, expected, rtol=0, atol=1e-9)
         if SCHEMES[name].stored_end(length) <= SCHEMES[name].sinks:
             with torch.no_grad():

@@ -97,6 +97,49 @@ def test_the_rotation_is_undone() -> None:
     assert torch.allclose(scores, query @ restore(stored, plane).mT, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_floats_are_rounded_and_nothing_else(dtype: str) -> None:
+    """Catches bits that are read as another type, and views whose strides are ignored."""
+    plane = scheme_named(dtype).keys
+    x = cached().transpose(0, 1)
+    stored = store(x, plane)
+    assert torch.equal(restore(stored, plane), x.to(getattr(torch, dtype)).float())
+    assert 8 * stored.num_bytes == 2 * 3 * plane.num_bits(16, 32) == 16 * x.numel()
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_one_scale_for_a_head_and_chunk(rank: int) -> None:
+    """Catches a scale over heads or texts, and one that reaches into the next chunk."""
+    plane = PlaneScheme(8, "chunk", symmetric=True, rank=rank)
+    x = cached(tokens=128)
+    x[0, 1] *= 10
+    x[..., 64:, :] *= 3
+    chunks = x.double().reshape(2, 3, 2, 64 * 32)
+    scale = (chunks.abs().amax(-1, keepdim=True).float() / 127).half().double()
+    expected = ((chunks / scale).float().round() * scale).reshape(x.shape)
+    stored = store(x, plane)
+    assert 8 * stored.num_bytes == 2 * 3 * plane.num_bits(128, 32)
+    found = restore(stored, plane).double()
+    if not rank:
+        assert torch.allclose(found, expected, rtol=1e-6, atol=1e-6)
+    else:
+        assert (found - x).norm() < (expected - x).norm()
+
+
+def test_a_product_over_more_than_a_group() -> None:
+    """Catches a product per group of tokens where a chunk of several was asked for."""
+    plane = PlaneScheme(2, "channel", 16, rank=2, chunk=32)
+    x = cached(tokens=64)
+    stored = store(x, plane)
+    assert stored.factors is not None
+    assert stored.factors[0].shape == (2, 3, 2, 32, 2)
+    assert 8 * stored.num_bytes == 2 * 3 * plane.num_bits(64, 32)
+    plain = PlaneScheme(2, "channel", 16)
+    left = (x - restore(store(x, plain), plain)).double().reshape(2, 3, 2, 32, 32)
+    best = torch.linalg.svdvals(left)[..., 2:].square().sum().sqrt()
+    assert (restore(stored, plane) - x).norm().item() == pytest.approx(best.item(), rel=1e-3)
+
+
 def test_the_mean_of_a_chunk_is_taken_off() -> None:
     """Catches a mean over all chunks, one that is not put back, and bytes that are not counted."""
     x, plain = cached(tokens=128), PlaneScheme(4)
@@ -205,8 +248,31 @@ BAD = {
     ),
     "shape": (lambda: store(torch.zeros(3, 4), PlaneScheme(4)), r"not torch.float32 \[3, 4\]"),
     "integers": (lambda: store(torch.zeros(1, 1, 2, 4).int(), PlaneScheme(4)), "takes floats"),
-    "name": (lambda: scheme_named("int5"), "unknown KV scheme 'int5'; allowed are int8"),
-    "after +": (lambda: scheme_named("int4+x"), "after \\+ comes highN"),
+    "name": (
+        lambda: scheme_named("int5"),
+        "unknown KV scheme 'int5'; allowed are float16, bfloat16, int8",
+    ),
+    "after +": (lambda: scheme_named("int4+x"), "after \\+ comes highN.*not 'x'"),
+    "twice": (lambda: scheme_named("int4+r4+r8"), "'int4\\+r4\\+r8': r is said twice"),
+    "no page": (lambda: scheme_named("int4+top0"), "top0 chooses nothing; leave it out"),
+    "floats, bits": (lambda: PlaneScheme(8, floats="float16"), "16 bits and no other option"),
+    "floats, rank": (lambda: scheme_named("float16+r4"), "16 bits and no other option"),
+    "floats, gain": (lambda: scheme_named("bfloat16+gain"), "floats have no gain"),
+    "floats, pages": (lambda: scheme_named("float16+top4"), "floats have no pages"),
+    "per chunk, groups": (lambda: PlaneScheme(8, "chunk", 32), "all of a head shares a scale"),
+    "an empty chunk": (lambda: PlaneScheme(4, chunk=32), "nothing is shared by a chunk of 32"),
+    "part of groups": (
+        lambda: PlaneScheme(2, "channel", 32, rank=2, chunk=48),
+        "48 tokens is no whole groups of 32",
+    ),
+    "pages": (
+        lambda: KVScheme(PlaneScheme(4), PlaneScheme(4), top_pages=-1),
+        "top pages are 0 or more, of at least 2 tokens; not -1 of 16",
+    ),
+    "pages and groups": (
+        lambda: KVScheme(PlaneScheme(4, "channel", 24), PlaneScheme(4), top_pages=1),
+        "keys are flushed by 24 tokens and values by 1, pages of 16: one must be a multiple",
+    ),
 }
 
 
@@ -233,10 +299,10 @@ def test_what_is_stored_when(sinks: int, window: int, flush: int, tokens: int, e
     assert KVScheme(plane, plane, sinks, window).stored_end(tokens) == end
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", [*SCHEMES, "int4+sinks4+window32", "kivi2+r2"])
 def test_bits_per_element(name: str) -> None:
     """Catches a figure without scales, sinks or window: counted anew from stored bytes."""
-    scheme, tokens = SCHEMES[name], 200
+    scheme, tokens = scheme_named(name), 200
     x = torch.randn(1, 1, tokens, 64)
     end = scheme.stored_end(tokens)
     stored = sum(
@@ -248,7 +314,39 @@ def test_bits_per_element(name: str) -> None:
     assert math.isclose(scheme.bits_per_element(tokens, 64), expected)
 
 
-def test_high_layers_by_name() -> None:
-    """Catches a suffix that is lost."""
+def test_bits_of_compensation() -> None:
+    """Catches pages, bounds, gains and high layers that cost nothing."""
+    plain, tokens = scheme_named("int4-plain"), 160
+    bits = plain.bits_per_element(tokens, 64)
+    # 10 pages with two bounds of 16 bits per feature each, 4 pages of 16 keys fetched.
+    extra = 16 * 64 * (2 * 10 + 4 * 16) / (2 * tokens * 64)
+    pages = scheme_named("int4-plain+top4")
+    assert pages.bits_per_element(tokens, 64) == pytest.approx(bits + extra)
+    assert pages.host_bits_per_element(tokens) == 8
+    assert plain.host_bits_per_element(tokens) == 0
+    few = scheme_named("int4-plain+top99").bits_per_element(tokens, 64)
+    assert few == pytest.approx(bits + 16 * (2 * 10 + 10 * 16) / (2 * tokens))
+    gain = scheme_named("int4-plain+gain").bits_per_element(tokens, 64)
+    assert gain == pytest.approx(bits + 2 * 16 / (2 * tokens))
+    high = scheme_named("int4-plain+high0,1,9")
+    assert high.bits_per_element(tokens, 64) == bits
+    assert high.bits_per_element(tokens, 64, 8) == pytest.approx((2 * 16 + 6 * bits) / 8)
+
+
+def test_the_policy_by_position() -> None:
+    """Catches a policy whose first layer or first tokens are codes, or without its residual."""
+    scheme = scheme_named("int8-policy")
+    assert scheme.high_layers == (0,)
+    assert (scheme.sinks, scheme.stored_end(4 + 64)) == (4, 68)
+    assert (scheme.keys.bits, scheme.keys.rank, scheme.values.rank) == (8, 4, 4)
+
+
+def test_options_by_name() -> None:
+    """Catches a suffix that is lost, or one that changes another."""
+    scheme = scheme_named("kivi2+high3,0+sinks4+window32+top2+r1+gain")
+    assert scheme == KVScheme(
+        PlaneScheme(2, "channel", 32, rank=1), PlaneScheme(2, "token", 32, rank=1),
+        4, 32, (0, 3), 2, 16, True,
+    )  # fmt: skip
     assert scheme_named("int4+high0,3").high_layers == (0, 3)
     assert scheme_named("kivi2") is SCHEMES["kivi2"]

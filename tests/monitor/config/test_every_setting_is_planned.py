@@ -25,7 +25,7 @@ VARIANT: dict[str, Any] = {
         "smooth": 0.5,
         "calibration": {"suite": {"name": "core-v1"}},
     },
-    "serve": {"kv_cache": "int4"},
+    "serve": {"kv_cache": "int4+gain", "calibration": {"suite": {"name": "core-v1"}}},
     "faults": [{"scope": "layers.2.mlp.down_proj", "scale": 1.05}],
 }
 SETTINGS: dict[str, Any] = {

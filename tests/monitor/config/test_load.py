@@ -121,7 +121,7 @@ MISTAKES = {
     ),
     "unknown KV cache": (
         'model = "m"\nserve = { kv_cache = "int5" }',
-        f"{CANDIDATE}.serve.kv_cache: 'int5' is no KV cache; allowed: int8, ",
+        f"{CANDIDATE}.serve.kv_cache: 'int5' is no KV cache; allowed: float16, bfloat16, int8, ",
     ),
     "KV cache with another end": (
         'model = "m"\nserve = { kv_cache = "int4+low1" }',
@@ -138,6 +138,22 @@ MISTAKES = {
     "experts quantized twice": (
         'model = "m"\nrecipe = "int8-channel"\nserve = { experts = "int4" }',
         f"{CANDIDATE}: serve.experts quantizes experts itself: leave recipe out",
+    ),
+    "a KV cache with an option twice": (
+        'model = "m"\nserve = { kv_cache = "int4+r4+r8" }',
+        f"{CANDIDATE}.serve.kv_cache: 'int4+r4+r8': r is said twice",
+    ),
+    "floats that are compensated": (
+        'model = "m"\nserve = { kv_cache = "float16+top4" }',
+        f"{CANDIDATE}.serve.kv_cache: 'float16+top4': float16 has no codes",
+    ),
+    "a gain without texts": (
+        'model = "m"\nserve = { kv_cache = "int2+gain" }',
+        f"{CANDIDATE}.serve: kv_cache = 'int2+gain' needs calibration",
+    ),
+    "texts without a gain": (
+        'model = "m"\nserve = { kv_cache = "int2", calibration = { suite = "core-v1" } }',
+        f"{CANDIDATE}.serve: calibration is given, but this cache has no gain",
     ),
     "a KV cache and an attention": (
         'model = "m"\nattention = "eager"\nserve = { kv_cache = "int4" }',

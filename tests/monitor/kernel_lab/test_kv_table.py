@@ -10,16 +10,22 @@ from torch import Tensor
 
 from quantwatch.kernel_lab.references import load_reference, yardstick
 from quantwatch.kernel_lab.tables import kv
+from quantwatch.kernel_lab.tables.kv_rows import bits
 from quantwatch.kernel_lab.tables.model import Table, TableRequest, to_json
 from quantwatch_kernels.serve.kv_cache import QuantizedCache
-from quantwatch_kernels.serve.kv_scheme import SCHEMES
+from quantwatch_kernels.serve.kv_reads import Arrivals
+from quantwatch_kernels.serve.kv_scheme import SCHEMES, scheme_named
+from quantwatch_kernels.serve.kv_single_pass import calibrate_gains
 
 
-def by_decoding(model: Any, window: Tensor, name: str) -> Tensor:
-    """KL in nats of the 128 last predictions, in float64, through a cache token by token."""
-    cache = QuantizedCache(SCHEMES[name], model.config.num_hidden_layers)
+def by_decoding(model: Any, window: Tensor, name: str, own: Any) -> Tensor:
+    """KL in nats of the 128 last predictions, in float64, through a cache as transformers calls it.
+
+    `own` exact: the last 128 come at once; codes: one by one.
+    """
+    cache = QuantizedCache(SCHEMES[name], model.config.num_hidden_layers, own)
     with torch.no_grad():
-        parts = [window[:, :384], *torch.split(window[:, 384:], 1, 1)]
+        parts = [window[:, :384], *torch.split(window[:, 384:], 1 if own == "codes" else 128, 1)]
         found = torch.cat([model(part, cache=cache).logits for part in parts], 1)
         plain = model(window, use_cache=False).logits
     p, q = (x[0, 383:511].double().log_softmax(-1) for x in (plain, found))
@@ -40,10 +46,12 @@ def test_figures_are_those_of_a_decode_loop(tiny_request: TableRequest, table: T
     assert list(rows) == ["int8", "int4", "kivi2"]
     loaded = load_reference(tiny_request.model, tiny_request.cache_dir, off_grid_seed=None)
     text = yardstick(loaded, tiny_request.text, windows=2).text
-    kl = torch.cat([by_decoding(loaded.module, window, "kivi2") for window in text.windows])
-    assert len(kl) == 256
-    assert rows["kivi2"]["kl"] == pytest.approx(kl.mean().item(), rel=0.02)
-    assert 0 < rows["int8"]["kl"] < rows["int4"]["kl"] < rows["kivi2"]["kl"]
+    for own, column in (("exact", "kl"), ("codes", "kl_served")):
+        kl = torch.cat([by_decoding(loaded.module, w, "kivi2", own) for w in text.windows])
+        assert len(kl) == 256
+        assert rows["kivi2"][column] == pytest.approx(kl.mean().item(), rel=0.02)
+        assert 0 < rows["int8"][column] < rows["int4"][column] < rows["kivi2"][column]
+    assert rows["kivi2"]["kl"] < rows["kivi2"]["kl_served"]
 
 
 def test_bits_and_capacity_by_hand(table: Table) -> None:
@@ -65,10 +73,11 @@ def test_bars_belong_to_one_model(table: Table) -> None:
 
 def test_prompts_of_the_suite(tiny_request: TableRequest) -> None:
     """Catches core-v1 measured as one prefill, where a window would hide nothing."""
-    seen: list[int] = []
+    seen: list[Arrivals] = []
 
-    def through(measured: Any, scheme: Any, prefill: int) -> Any:
-        seen.append(prefill)
+    def through(measured: Any, scheme: Any, arrivals: Arrivals, gains: Any) -> Any:
+        seen.append(arrivals)
+        assert gains is None
         assert measured.text.name.startswith("core-v1")
         assert max(len(measured.text.scored(w)) for w in measured.text.windows) <= 128
         return figures
@@ -80,4 +89,43 @@ def test_prompts_of_the_suite(tiny_request: TableRequest) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kv, "through", through)
         kv.build(replace(tiny_request, text=None, quick=True))
-    assert seen == [0, 0, 0]
+    assert seen == [Arrivals(own="exact"), Arrivals()] * 3
+
+
+def test_gains_are_calibrated_on_other_text(tiny_request: TableRequest) -> None:
+    """Catches gains that are found on the windows that are measured."""
+    seen: list[list[Tensor]] = []
+
+    def calibrated(module: Any, scheme: Any, texts: list[Tensor]) -> Any:
+        seen.append(texts)
+        return calibrate_gains(module, scheme, texts)
+
+    measured: list[Tensor] = []
+
+    def through(yard: Any, scheme: Any, arrivals: Any, gains: Any) -> Any:
+        assert gains is not None
+        measured.extend(yard.text.windows)
+        return figures
+
+    loaded = load_reference(tiny_request.model, tiny_request.cache_dir, off_grid_seed=None)
+    figures = yardstick(loaded, tiny_request.text, windows=2).measure(loaded.module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv, "calibrate_gains", calibrated)
+        patch.setattr(kv, "through", through)
+        patch.setattr(kv, "QUICK", ("int2-plain+gain",))
+        row = to_json(kv.build(replace(tiny_request, quick=True)))["rows"][0]
+    assert len(seen[0]) == 8
+    read = {tuple(text.flatten().tolist()) for text in seen[0]}
+    assert not read & {tuple(window.flatten().tolist()) for window in measured}
+    assert row["scheme"] == "int2-plain+gain"
+    assert row["bits"] == pytest.approx(2 + (16 + 2) / 8 + 2 * 16 / (2 * 512))
+
+
+def test_high_layers_and_host_memory_count(tiny_request: TableRequest) -> None:
+    """Catches a first layer in full precision, or pages in host memory, that cost nothing."""
+    loaded = load_reference(tiny_request.model, tiny_request.cache_dir, off_grid_seed=None)
+    plain, high = (bits(loaded, scheme_named(n)) for n in ("int8", "int8+high0"))
+    assert high["bits"] == pytest.approx((16 + plain["bits"]) / 2)  # of two layers
+    assert high["capacity"] == plain["capacity"]
+    assert bits(loaded, scheme_named("int8+top4"))["host"] == 8
+    assert plain["host"] == 0

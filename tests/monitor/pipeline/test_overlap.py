@@ -1,4 +1,4 @@
-"""A recipe calibrated on what a check measures: counted by token ids, told on the candidate."""
+"""A recipe or a KV cache calibrated on what a check measures: counted by token ids, told on the candidate."""
 
 import json
 from pathlib import Path
@@ -87,6 +87,11 @@ def run(folder: Path, cache: Path, calibration: Any) -> RunResult:
         "candidates": [
             {"name": "calibrated", "model": "tiny", "recipe": recipe},
             {"name": "plain", "model": "tiny", "recipe": "int8-channel"},
+            {
+                "name": "gain",
+                "model": "tiny",
+                "serve": {"kv_cache": "int2-plain+gain", "calibration": calibration},
+            },
         ],
     }
     request = RunRequest("c", parse(CheckConfig, check, "t"), folder, cache)
@@ -95,7 +100,7 @@ def run(folder: Path, cache: Path, calibration: Any) -> RunResult:
 
 @pytest.fixture
 def notes(folder: Path, tmp_path: Path) -> Any:
-    """What is told of the two candidates' calibration, in the run and in its report."""
+    """What is told of the candidates' calibration, in the run and in its report."""
 
     def told(calibration: Any) -> dict[str, list[str]]:
         result = run(folder, tmp_path, calibration)
@@ -119,6 +124,7 @@ def test_a_check_says_that_it_measures_what_it_calibrated_on(folder: Path, notes
     [note] = told["calibrated"]
     assert note.startswith("warning: calibrated on 14 of the 16 measured prompts: ")
     assert told["plain"] == []
+    assert told["gain"] == [note]
     copied = folder / "a copy.json"
     copied.write_bytes((folder / "prompts.json").read_bytes())
     [note] = notes({"suite": {"files": [copied.name]}, "limit": 3})["calibrated"]
@@ -128,4 +134,8 @@ def test_a_check_says_that_it_measures_what_it_calibrated_on(folder: Path, notes
 def test_other_texts_are_not_warned_of(folder: Path, notes: Any) -> None:
     """Catches a warning that is always there."""
     (folder / "others.json").write_text(json.dumps(["w90 w91 w92 w93 w94 w95 w80 w81 w82"]))
-    assert notes({"suite": {"files": ["others.json"]}}) == {"calibrated": [], "plain": []}
+    assert notes({"suite": {"files": ["others.json"]}}) == {
+        "calibrated": [],
+        "plain": [],
+        "gain": [],
+    }

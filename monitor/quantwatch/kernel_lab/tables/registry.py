@@ -49,6 +49,11 @@ TABLES: dict[str, Entry] = {
     "modules": Entry(f"{_HERE}.modules", "the int8 stage: module, precision, KL, speed"),
     "qat-ptq": Entry(f"{_HERE}.qat_ptq", "the last blocks trained in 3 bits, beside GPTQ"),
     "sensitivity": Entry(f"{_HERE}.sensitivity", "every module alone: KL, accuracy, entropy"),
+    "strategy": Entry(
+        f"{_HERE}.strategy",
+        "KV caches: L2 error, first token, decay over 1,000s of tokens",
+        rescales=False,
+    ),
     "w4a4": Entry(f"{_HERE}.w4a4", "activations in 8 and 4 bits: smoothing, rotation, groups"),
 }
 
