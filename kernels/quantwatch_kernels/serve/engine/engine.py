@@ -1,0 +1,189 @@
+"""Continuous batching over paged keys and values, for one transformers model.
+
+    with Engine(model, EngineConfig(num_blocks=512)) as engine:
+        engine.add(Request("a", prompt, 64, eos_ids(model)))
+        while engine.busy:
+            for outcome in engine.step():
+                …
+
+Token ids are those of `model.generate(do_sample=False)` for each request alone, whatever else is in
+the batch: float arithmetic differs in the last bits with the size of a batch, no more.
+
+A request that can't be served is refused when it comes, one whose logits aren't finite fails; the
+others go on. If a whole step raises (memory, say) its requests wait and are computed again.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantwatch_kernels.serve.block_hash import ExtraKeys
+from quantwatch_kernels.serve.block_manager import BlockManager
+from quantwatch_kernels.serve.engine.batch import Batch, Limits, SchedulerStats
+from quantwatch_kernels.serve.engine.blocks import EngineBlocks, Host
+from quantwatch_kernels.serve.engine.interface import hold
+from quantwatch_kernels.serve.engine.pages import PoolShape, make_pages
+from quantwatch_kernels.serve.engine.request import Outcome, Request
+from quantwatch_kernels.serve.engine.runner import ModelRunner
+from quantwatch_kernels.serve.engine.scheduler import Scheduler
+from quantwatch_kernels.serve.engine.support import max_positions, probe
+from quantwatch_kernels.serve.eviction import make_policy
+from quantwatch_kernels.serve.host_tier import HostTensors
+from quantwatch_kernels.serve.kv_scheme import scheme_named
+from quantwatch_kernels.serve.preemption import PreemptionCosts
+from quantwatch_kernels.serve.swap import PageBytes, SwapSpace
+
+__all__ = ["Engine", "EngineConfig", "eos_ids"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What an engine is made of. Raises ValueError for what can't be."""
+
+    num_blocks: int
+    """Pages of the pool, the null block among them."""
+    page_size: int = 16
+    limits: Limits = field(default_factory=Limits)
+    eviction: str = "lru"
+    """A name of `eviction.POLICIES`."""
+    prefix_caching: bool = True
+    host_pages: int = 0
+    """Pages in host memory for preempted requests; 0: they are computed again."""
+    preemption_costs: PreemptionCosts | None = None
+    """Measured costs, to choose between the two; None: the host as long as it has room."""
+    kv_scheme: str | None = None
+    """A name of `kv_scheme.SCHEMES` that stores token by token; None: as the model computes."""
+    extra: ExtraKeys = ()
+    """What all pages depend on besides tokens: a fingerprint of the weights, say."""
+
+    def __post_init__(self) -> None:
+        if self.page_size < 2:
+            # Slot 0 of the null block is read as padding and its last slot written as such.
+            raise ValueError(f"page_size must be at least 2 tokens; it is {self.page_size}.")
+        if self.host_pages < 0:
+            raise ValueError(f"host_pages must be at least 0; it is {self.host_pages}.")
+
+
+class Engine:
+    """Serves one model, which does nothing else until `close`."""
+
+    def __init__(
+        self,
+        model: Any,
+        config: EngineConfig,
+        observe: Callable[[str, int, Tensor], None] | None = None,
+    ) -> None:
+        """`observe(name, position, logits [V])` hears what each new token is chosen from."""
+        facts = probe(model)
+        self.config, self._observe = config, observe
+        self._positions = max_positions(model)
+        scheme = None if config.kv_scheme is None else scheme_named(config.kv_scheme)
+        pool = PoolShape(config.num_blocks, config.page_size, model.dtype, model.device)
+        self.pages = make_pages(facts.shapes, pool, scheme)
+        policy = make_policy(config.eviction, config.num_blocks)
+        caching = config.prefix_caching
+        manager = BlockManager(config.num_blocks, config.page_size, policy, caching=caching)
+        self.blocks = EngineBlocks(manager, self._host(), self._keys())
+        self.scheduler = Scheduler(self.blocks, config.limits, facts.window)
+        self.runner = ModelRunner(model, self.pages)
+        self._before: str | None = hold(model)
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the model its own attention back."""
+        if self._before is not None:
+            self.runner.model.set_attn_implementation(self._before)
+            self._before = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is there."""
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """Counts since the engine was made."""
+        return self.scheduler.stats
+
+    def add(self, request: Request) -> None:
+        """Let a request wait. Raises ValueError for one that can't be served; nobody else notices."""
+        total = len(request.prompt) + request.max_new_tokens
+        if self._positions is not None and total > self._positions:
+            raise ValueError(
+                f"request {request.name!r}: {len(request.prompt)} tokens and "
+                f"{request.max_new_tokens} new ones; the model has {self._positions} positions."
+            )
+        largest = self.runner.model.config.get_text_config(decoder=True).vocab_size
+        if max(request.prompt) >= largest:
+            raise ValueError(
+                f"request {request.name!r}: token {max(request.prompt)} isn't one of {largest}."
+            )
+        self.scheduler.add(request)
+
+    def cancel(self, name: str) -> Outcome:
+        """End a request and free its pages; what they hold stays findable."""
+        return self.scheduler.cancel(name)
+
+    def step(self) -> list[Outcome]:
+        """Compute one batch; return who has ended."""
+        batch = self.scheduler.schedule()
+        if not batch.rows:
+            return []
+        try:
+            logits = self.runner.run(batch, self.blocks.manager.tables)
+        except BaseException:
+            self.scheduler.abandon(batch)
+            raise
+        return self.scheduler.update(batch, self._sample(batch, logits))
+
+    def run(self, requests: Iterable[Request]) -> dict[str, Outcome]:
+        """Serve requests to their ends; those that can't be served are refused with the reason."""
+        ended = dict[str, Outcome]()
+        for request in requests:
+            try:
+                self.add(request)
+            except ValueError as error:
+                ended[request.name] = Outcome(request.name, "refused", (), error=str(error))
+        while self.busy:
+            ended |= {outcome.name: outcome for outcome in self.step()}
+        return ended
+
+    def _sample(self, batch: Batch, logits: Tensor) -> dict[str, int | None]:
+        rows = [row for row in batch.rows if row.samples]
+        if not rows:
+            return {}
+        chosen = logits.argmax(-1)
+        best = logits.gather(-1, chosen[:, None])[:, 0]
+        # NaN is the largest of a row that has one, so the chosen logit shows it.
+        tokens, finite = chosen.tolist(), torch.isfinite(best).tolist()
+        if self._observe is not None:
+            for row, each in zip(rows, logits, strict=True):
+                self._observe(row.name, row.start + len(row.tokens) - 1, each)
+        named = zip(rows, tokens, finite, strict=True)
+        return {row.name: token if good else None for row, token, good in named}
+
+    def _host(self) -> Host | None:
+        if not self.config.host_pages:
+            return None
+        pages = PageBytes(self.pages.planes)
+        tier = HostTensors(self.config.host_pages, pages.page_bytes)
+        return Host(SwapSpace(tier, pages), pages.page_bytes, self.config.preemption_costs)
+
+    def _keys(self) -> ExtraKeys:
+        return (*self.config.extra, ("scheme", self.config.kv_scheme or "as computed"))
+
+
+def eos_ids(model: Any) -> frozenset[int]:
+    """Return the ids that end a text, as `generate` has them."""
+    found = model.generation_config.eos_token_id
+    if found is None:
+        return frozenset()
+    return frozenset([found] if isinstance(found, int) else found)
