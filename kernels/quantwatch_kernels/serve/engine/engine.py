@@ -24,10 +24,14 @@ from quantwatch_kernels.serve.block_hash import ExtraKeys
 from quantwatch_kernels.serve.block_manager import BlockManager
 from quantwatch_kernels.serve.engine.batch import Batch, Limits, SchedulerStats
 from quantwatch_kernels.serve.engine.blocks import EngineBlocks, Host
+from quantwatch_kernels.serve.engine.buckets import Buckets, powers_up_to, sizes_up_to
+from quantwatch_kernels.serve.engine.cuda_graph import CudaGraphs
+from quantwatch_kernels.serve.engine.graphs import GraphRunner
 from quantwatch_kernels.serve.engine.interface import hold
 from quantwatch_kernels.serve.engine.pages import PoolShape, make_pages
+from quantwatch_kernels.serve.engine.pieces import Graph
 from quantwatch_kernels.serve.engine.request import Outcome, Request
-from quantwatch_kernels.serve.engine.runner import ModelRunner
+from quantwatch_kernels.serve.engine.runner import ModelRunner, Runner
 from quantwatch_kernels.serve.engine.scheduler import Scheduler
 from quantwatch_kernels.serve.engine.support import max_positions, probe
 from quantwatch_kernels.serve.eviction import make_policy
@@ -56,6 +60,8 @@ class EngineConfig:
     """Measured costs, to choose between the two; None: the host as long as it has room."""
     kv_scheme: str | None = None
     """A name of `kv_scheme.SCHEMES` that stores token by token; None: as the model computes."""
+    graphs: bool = True
+    """Capture CUDA graphs where the model is on CUDA and pages hold numbers."""
     extra: ExtraKeys = ()
     """What all pages depend on besides tokens: a fingerprint of the weights, say."""
 
@@ -75,10 +81,14 @@ class Engine:
         model: Any,
         config: EngineConfig,
         observe: Callable[[str, int, Tensor], None] | None = None,
+        make_graph: Callable[[], Graph] | None = None,
     ) -> None:
-        """`observe(name, position, logits [V])` hears what each new token is chosen from."""
+        """`observe(name, position, logits [V])` hears what each new token is chosen from.
+
+        `make_graph`: what graphs are captured with; by default CUDA's, on CUDA.
+        """
         facts = probe(model)
-        self.config, self._observe = config, observe
+        self.model, self.config, self._observe = model, config, observe
         self._positions = max_positions(model)
         scheme = None if config.kv_scheme is None else scheme_named(config.kv_scheme)
         pool = PoolShape(config.num_blocks, config.page_size, model.dtype, model.device)
@@ -88,7 +98,7 @@ class Engine:
         manager = BlockManager(config.num_blocks, config.page_size, policy, caching=caching)
         self.blocks = EngineBlocks(manager, self._host(), self._keys())
         self.scheduler = Scheduler(self.blocks, config.limits, facts.window)
-        self.runner = ModelRunner(model, self.pages)
+        self.runner: Runner = self._runner(make_graph)
         self._before: str | None = hold(model)
 
     def __enter__(self) -> "Engine":
@@ -100,7 +110,7 @@ class Engine:
     def close(self) -> None:
         """Give the model its own attention back."""
         if self._before is not None:
-            self.runner.model.set_attn_implementation(self._before)
+            self.model.set_attn_implementation(self._before)
             self._before = None
 
     @property
@@ -121,7 +131,7 @@ class Engine:
                 f"request {request.name!r}: {len(request.prompt)} tokens and "
                 f"{request.max_new_tokens} new ones; the model has {self._positions} positions."
             )
-        largest = self.runner.model.config.get_text_config(decoder=True).vocab_size
+        largest = self.model.config.get_text_config(decoder=True).vocab_size
         if max(request.prompt) >= largest:
             raise ValueError(
                 f"request {request.name!r}: token {max(request.prompt)} isn't one of {largest}."
@@ -169,6 +179,20 @@ class Engine:
                 self._observe(row.name, row.start + len(row.tokens) - 1, each)
         named = zip(rows, tokens, finite, strict=True)
         return {row.name: token if good else None for row, token, good in named}
+
+    def _runner(self, make_graph: Callable[[], Graph] | None) -> Runner:
+        eager, config = ModelRunner(self.model, self.pages), self.config
+        if make_graph is None and self.model.device.type == "cuda" and config.graphs:
+            make_graph = CudaGraphs()
+        # Codes are made with decisions on the host, which no graph can hold.
+        if make_graph is None or config.kv_scheme is not None:
+            return eager
+        limits, usable = config.limits, (config.num_blocks - 1) * config.page_size
+        most = usable if self._positions is None else min(usable, self._positions)
+        rows = Buckets(sizes_up_to(limits.max_running))
+        keys = Buckets(powers_up_to(most, 256))
+        tokens = Buckets(powers_up_to(limits.max_batch_tokens, 64))
+        return GraphRunner(eager, make_graph, rows, keys, tokens)
 
     def _host(self) -> Host | None:
         if not self.config.host_pages:

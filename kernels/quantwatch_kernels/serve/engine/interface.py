@@ -52,9 +52,7 @@ def _attention(
     if who is None:
         raise ValueError(f"{type(module).__name__} is held by an engine; close the engine first.")
     _refuse(module, mask, kwargs)
-    rule = AttentionRule(
-        kwargs.get("scaling"), kwargs.get("softcap"), kwargs.get("sliding_window")
-    )
+    rule = AttentionRule(kwargs.get("scaling"), kwargs.get("softcap"), kwargs.get("sliding_window"))
     queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
     out = who.attention(AttentionCall(module.layer_idx, queries, keys, values, rule))
     return out[None], None

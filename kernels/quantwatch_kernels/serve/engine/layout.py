@@ -127,7 +127,7 @@ class Layout:
 
 
 def decode_groups(lengths: Sequence[int]) -> list[list[int]]:
-    """Return indices of texts that are padded together, longest first, each once.
+    """Return indices of texts that are padded together, each once, ascending in their group.
 
     All of a group are at least half as long as its longest, unless that is short.
     """
@@ -139,7 +139,7 @@ def decode_groups(lengths: Sequence[int]) -> list[list[int]]:
             groups[-1].append(index)
         else:
             groups.append([index])
-    return groups
+    return [sorted(group) for group in groups]
 
 
 def _begin(row: TextRow, window: int | None) -> int:

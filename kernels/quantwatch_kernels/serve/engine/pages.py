@@ -176,9 +176,7 @@ def copy_pages(pages: Pages, copies: Sequence[Writable]) -> None:
                 plane[block].copy_(plane[source])
 
 
-def _plane(
-    pool: PoolShape, heads: int, features: int, dtype: torch.dtype | None = None
-) -> Tensor:
+def _plane(pool: PoolShape, heads: int, features: int, dtype: torch.dtype | None = None) -> Tensor:
     shape = (pool.num_blocks, pool.page_size, heads, features)
     plane = torch.empty(shape, dtype=dtype or pool.dtype, device=pool.device)
     plane[NULL_BLOCK] = 0

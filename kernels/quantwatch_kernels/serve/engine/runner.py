@@ -5,7 +5,7 @@ own keys among them. Logits are made only for tokens that something is sampled f
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,10 +14,10 @@ from quantwatch_kernels.serve.block_table import BlockTable
 from quantwatch_kernels.serve.engine.attend import attend
 from quantwatch_kernels.serve.engine.batch import Batch, Row
 from quantwatch_kernels.serve.engine.interface import AttentionCall, running
-from quantwatch_kernels.serve.engine.layout import Layout, TextRow
+from quantwatch_kernels.serve.engine.layout import Layout, Part, TextRow
 from quantwatch_kernels.serve.engine.pages import Pages, copy_pages
 
-__all__ = ["LayoutAttention", "ModelRunner", "StepInputs", "forward", "step_inputs"]
+__all__ = ["LayoutAttention", "ModelRunner", "Runner", "StepInputs", "forward", "step_inputs"]
 
 
 class StepInputs:
@@ -49,17 +49,18 @@ class LayoutAttention:
         self._pages.write(call.layer, self._slots, call.keys, call.values)
         parts = self._layout.parts(call.rule.window, call.keys.shape[1])
         shape = (len(call.queries), call.queries.shape[1], call.values.shape[2])
-        out = None if len(parts) == 1 else call.queries.new_empty(shape)
+        if len(parts) == 1:  # all tokens, in order
+            return self._answer(call, call.queries, parts[0])
+        shape = (len(call.queries), call.queries.shape[1], call.values.shape[2])
+        out = call.queries.new_empty(shape)
         for part in parts:
-            # One part holds all tokens in order, unless it is a decode that was sorted by length.
             mine = call.queries.index_select(0, part.tokens)
-            keys, values = self._pages.read(call.layer, part.head_rows)
-            found = attend(mine, keys, values, part, call.rule)
-            if out is None:
-                out = call.queries.new_empty(shape)
-            out.index_copy_(0, part.tokens, found)
-        assert out is not None
+            out.index_copy_(0, part.tokens, self._answer(call, mine, part))
         return out
+
+    def _answer(self, call: AttentionCall, queries: Tensor, part: Part) -> Tensor:
+        keys, values = self._pages.read(call.layer, part.head_rows)
+        return attend(queries, keys, values, part, call.rule)
 
 
 def step_inputs(
@@ -89,6 +90,13 @@ def forward(model: Any, token_ids: Tensor, positions: Tensor, keep: Tensor) -> T
     )
     logits: Tensor = out.logits[0]
     return logits
+
+
+class Runner(Protocol):
+    """Whoever computes batches."""
+
+    def run(self, batch: Batch, tables: Mapping[str, BlockTable]) -> Tensor:
+        """Return the logits [n, V] of the rows that sample, in order."""
 
 
 class ModelRunner:

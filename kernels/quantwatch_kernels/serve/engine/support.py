@@ -65,7 +65,9 @@ class ModelFacts:
             raise ValueError(f"{what}: {len(self._shapes)} of {count} layers attend; all must.")
         for layer, kind in enumerate(getattr(text, "layer_types", None) or ()):
             if kind not in _ALLOWED:
-                raise ValueError(f"{what}: layer {layer} is {kind}; allowed are {sorted(_ALLOWED)}.")
+                raise ValueError(
+                    f"{what}: layer {layer} is {kind}; allowed are {sorted(_ALLOWED)}."
+                )
             if (kind == "sliding_attention") != (self._windows[layer] is not None):
                 raise ValueError(f"{what}: layer {layer} is {kind} with {self._windows[layer]=}.")
 
@@ -83,7 +85,10 @@ def probe(model: Any) -> ModelFacts:
     _check_said(model)
     texts = [(torch.arange(n) * 7 + n) % min(model.config.vocab_size, 97) for n in _TEXTS]
     expected = torch.stack(
-        [model(input_ids=ids[None].to(model.device), use_cache=False).logits[0, -1] for ids in texts]
+        [
+            model(input_ids=ids[None].to(model.device), use_cache=False).logits[0, -1]
+            for ids in texts
+        ]
     )
     facts = ModelFacts()
     with held(model):
