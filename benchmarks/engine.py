@@ -5,17 +5,20 @@
 - prefix: the time to the first token of a 2,048-token prompt of which all but one block is cached,
   as a share of a cold prefill by the engine, and of one by the model itself.
 
-Both sides run on the same weights and take turns in every round; a figure is the median of the
-rounds' ratios with a 95 % bootstrap interval. Token ids must be equal, or nothing is printed.
+Both sides run on the same weights and take turns in every round, one thread pinned to a core; a
+figure is the median of the rounds' ratios with a 95 % bootstrap interval. Seconds are of CPU time,
+which others on the machine disturb less. Token ids must be equal, or nothing is printed.
 """
 
 import argparse
 import copy
 import json
+import os
 import random
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +37,9 @@ PAGE = 16
 
 
 def seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     call()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def interval(values: list[float], draws: int = 2000) -> dict[str, float]:
@@ -70,7 +73,8 @@ def throughput(
     models: tuple[Any, Any], prompts: list[tuple[int, ...]], new: int, rounds: int
 ) -> dict[str, Any]:
     plain, served = models
-    ratios, times = [], {"engine": [], "generate": []}
+    ratios: list[float] = []
+    times: dict[str, list[float]] = {"engine": [], "generate": []}
     wanted = [generate(plain, ids, new) for ids in prompts]
     config = EngineConfig(256, PAGE, Limits(512, 8), prefix_caching=False)
     with Engine(served, config) as engine:
@@ -99,6 +103,10 @@ def throughput(
     }
 
 
+def keep(seen: list[Tensor], _name: str, _position: int, logits: Tensor) -> None:
+    seen.append(logits.clone())
+
+
 def first_logits(engine: Engine, ids: tuple[int, ...], seen: list[Tensor]) -> tuple[Tensor, int]:
     seen.clear()
     outcome = engine.run([Request("one", ids, 1)])["one"]
@@ -112,19 +120,17 @@ def prefix(models: tuple[Any, Any], ids: tuple[int, ...], rounds: int) -> dict[s
     for name, chunk in (("boundaries agree", 508), ("boundaries differ", 512)):
         seen: list[Tensor] = []
         limits = Limits(chunk, 1)
-        with Engine(
-            served, EngineConfig(160, PAGE, limits), lambda _n, _p, z, to=seen: to.append(z.clone())
-        ) as engine:
+        with Engine(served, EngineConfig(160, PAGE, limits), partial(keep, seen)) as engine:
             cache = engine.blocks.manager.cache
             assert cache is not None
             shares, of_model, cold_s, warm_s = [], [], [], []
             for _ in range(rounds):
                 cache.clear()
-                start = time.perf_counter()
+                start = time.process_time()
                 cold, none = first_logits(engine, ids, seen)
-                middle = time.perf_counter()
+                middle = time.process_time()
                 warm, cached = first_logits(engine, ids, seen)
-                end = time.perf_counter()
+                end = time.process_time()
                 assert none == 0
                 cold_s.append(middle - start)
                 warm_s.append(end - middle)
@@ -132,10 +138,8 @@ def prefix(models: tuple[Any, Any], ids: tuple[int, ...], rounds: int) -> dict[s
                 if name == "boundaries differ":
                     with torch.inference_mode():
                         given = torch.tensor([ids])
-                        of_model.append(
-                            warm_s[-1]
-                            / seconds(lambda x=given: plain(x, use_cache=True, logits_to_keep=1))
-                        )
+                        own = partial(plain, given, use_cache=True, logits_to_keep=1)
+                        of_model.append(warm_s[-1] / seconds(own))
         found[name] = {
             "cached_tokens": cached,
             "cold_s": round(statistics.median(cold_s), 3),
@@ -157,6 +161,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("eight", "one", "prefix"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     loaded = load_variant(
         "reference",
         VariantConfig(model="smollm2-135m"),
@@ -166,7 +171,8 @@ def main() -> None:
     plain: Any = loaded.module.eval()
     models = (plain, copy.deepcopy(plain))
     text = "\n".join(path.read_text() for path in TEXT)
-    ids = tuple(loaded.tokenizer(text)["input_ids"])
+    tokenizer: Any = loaded.tokenizer
+    ids = tuple(tokenizer(text)["input_ids"])
     begins = [ids[300 * n : 300 * n + 24 + 16 * n] for n in range(8)]
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "eight": lambda: throughput(models, begins, arguments.new, arguments.rounds),

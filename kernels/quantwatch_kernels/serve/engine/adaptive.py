@@ -14,8 +14,8 @@ does, to try the bad number again and again, can't happen. It is forgotten when 
 when a number that was measured before takes `drift` less time than it did, or leaves that much more
 of the pool free.
 
-After a change the first `dwell` steps count for nothing: requests of the old number are still
-there. Nor do steps with fewer running than allowed say anything good of the number. Latency is the
+After a change the first `dwell` steps count for nothing, nor do steps with more running than
+allowed: nobody is sent away when the number falls. Steps with fewer say nothing good of the number. Latency is the
 median of `patience` steps, so a single slow step is none. Pure: no clock, no tensor.
 """
 
@@ -92,6 +92,8 @@ class AdaptiveBatch:
                 f"a step takes 0 s or more and leaves a share free; got {report.seconds} s, "
                 f"{report.free}."
             )
+        if report.running > self.limit:
+            return self.limit  # who ran before the number fell runs on; that says nothing of it
         if self._ignore > 0:
             self._ignore -= 1
             return self.limit
@@ -108,7 +110,7 @@ class AdaptiveBatch:
         if full:
             self._compare(seconds, free)
         if seconds > rule.target_s or free < rule.low_free:
-            self._shrink(min(self.limit, max(one.running for one in seen)))
+            self._shrink(max(1, *(one.running for one in seen)))
             return
         if not full:
             return

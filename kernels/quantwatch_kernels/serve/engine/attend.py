@@ -39,8 +39,8 @@ def attend(
         out = scaled_dot_product_attention(q, keys, values, part.mask, scale=rule.scaling)
     else:
         out = _capped(q, keys, values, _per_head(part, count, groups), rule)
-    out = out.unflatten(2, (count, groups)).transpose(1, 2)
-    return out.reshape(batch * count, heads * groups, -1)
+    out = out.view(batch, heads, count, groups, -1).transpose(1, 2)
+    return out.reshape(batch * count, heads * groups, out.shape[-1])
 
 
 def _per_head(part: Part, count: int, groups: int) -> Tensor | None:

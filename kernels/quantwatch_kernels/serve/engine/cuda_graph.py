@@ -3,6 +3,8 @@
 Graphs replay one after the other and results are copied out at once, so they may share memory.
 """
 
+from typing import Any
+
 import torch
 
 __all__ = ["CudaGraph", "CudaGraphs"]
@@ -13,7 +15,7 @@ class CudaGraphs:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()
+        self._stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self) -> "CudaGraph":
         """Return a graph that nothing is recorded in."""
@@ -23,7 +25,7 @@ class CudaGraphs:
 class CudaGraph:
     """One graph; see `pieces.Graph`."""
 
-    def __init__(self, pool: object, stream: torch.cuda.Stream) -> None:
+    def __init__(self, pool: Any, stream: torch.cuda.Stream) -> None:
         self._graph = torch.cuda.CUDAGraph()
         self._pool, self._stream = pool, stream
         self._outside: torch.cuda.Stream | None = None

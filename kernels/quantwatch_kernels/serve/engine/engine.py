@@ -13,8 +13,9 @@ A request that can't be served is refused when it comes, one whose logits aren't
 others go on. If a whole step raises (memory, say) its requests wait and are computed again.
 """
 
+import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from quantwatch_kernels.serve.block_hash import ExtraKeys
 from quantwatch_kernels.serve.block_manager import BlockManager
+from quantwatch_kernels.serve.engine.adaptive import AdaptiveBatch, AdaptiveRule, StepReport
 from quantwatch_kernels.serve.engine.batch import Batch, Limits, SchedulerStats
 from quantwatch_kernels.serve.engine.blocks import EngineBlocks, Host
 from quantwatch_kernels.serve.engine.buckets import Buckets, powers_up_to, sizes_up_to
@@ -60,6 +62,8 @@ class EngineConfig:
     """Measured costs, to choose between the two; None: the host as long as it has room."""
     kv_scheme: str | None = None
     """A name of `kv_scheme.SCHEMES` that stores token by token; None: as the model computes."""
+    adaptive: AdaptiveRule | None = None
+    """Let latency and free pages decide how many run, up to `limits.max_running`."""
     graphs: bool = True
     """Capture CUDA graphs where the model is on CUDA and pages hold numbers."""
     extra: ExtraKeys = ()
@@ -71,10 +75,17 @@ class EngineConfig:
             raise ValueError(f"page_size must be at least 2 tokens; it is {self.page_size}.")
         if self.host_pages < 0:
             raise ValueError(f"host_pages must be at least 0; it is {self.host_pages}.")
+        if self.adaptive is not None and self.adaptive.most > self.limits.max_running:
+            raise ValueError(
+                f"adaptive.most is {self.adaptive.most}; "
+                f"limits.max_running allows {self.limits.max_running}."
+            )
 
 
 class Engine:
     """Serves one model, which does nothing else until `close`."""
+
+    clock = staticmethod(time.perf_counter)
 
     def __init__(
         self,
@@ -97,7 +108,10 @@ class Engine:
         caching = config.prefix_caching
         manager = BlockManager(config.num_blocks, config.page_size, policy, caching=caching)
         self.blocks = EngineBlocks(manager, self._host(), self._keys())
-        self.scheduler = Scheduler(self.blocks, config.limits, facts.window)
+        self.scheduler = Scheduler(self.blocks, replace(config.limits), facts.window)
+        self.adaptive = None if config.adaptive is None else AdaptiveBatch(config.adaptive)
+        if self.adaptive is not None:
+            self.scheduler.limits.max_running = self.adaptive.limit
         self.runner: Runner = self._runner(make_graph)
         self._before: str | None = hold(model)
 
@@ -124,7 +138,7 @@ class Engine:
         return self.scheduler.stats
 
     def add(self, request: Request) -> None:
-        """Let a request wait. Raises ValueError for one that can't be served; nobody else notices."""
+        """Let a request wait. Raises ValueError for one that can't be served, no other."""
         total = len(request.prompt) + request.max_new_tokens
         if self._positions is not None and total > self._positions:
             raise ValueError(
@@ -147,12 +161,15 @@ class Engine:
         batch = self.scheduler.schedule()
         if not batch.rows:
             return []
+        start = self.clock()
         try:
             logits = self.runner.run(batch, self.blocks.manager.tables)
+            sampled = self._sample(batch, logits)
         except BaseException:
             self.scheduler.abandon(batch)
             raise
-        return self.scheduler.update(batch, self._sample(batch, logits))
+        self._adapt(batch, self.clock() - start)
+        return self.scheduler.update(batch, sampled)
 
     def run(self, requests: Iterable[Request]) -> dict[str, Outcome]:
         """Serve requests to their ends; those that can't be served are refused with the reason."""
@@ -165,6 +182,14 @@ class Engine:
         while self.busy:
             ended |= {outcome.name: outcome for outcome in self.step()}
         return ended
+
+    def _adapt(self, batch: Batch, seconds: float) -> None:
+        """Tell the controller of a step that only decoded: a chunk's time says nothing of it."""
+        if self.adaptive is None or batch.num_tokens > len(batch.rows):
+            return
+        free = self.blocks.num_free / self.blocks.num_usable
+        report = StepReport(seconds, free, len(batch.rows), len(self.scheduler.waiting))
+        self.scheduler.limits.max_running = self.adaptive.observe(report)
 
     def _sample(self, batch: Batch, logits: Tensor) -> dict[str, int | None]:
         rows = [row for row in batch.rows if row.samples]

@@ -28,8 +28,8 @@ from quantwatch_kernels.serve.block_table import BlockTable
 from quantwatch_kernels.serve.engine.batch import Batch
 from quantwatch_kernels.serve.engine.buckets import Buckets, GraphKey, GraphStats
 from quantwatch_kernels.serve.engine.interface import running
-from quantwatch_kernels.serve.engine.pages import copy_pages
 from quantwatch_kernels.serve.engine.padded import PaddedDecode
+from quantwatch_kernels.serve.engine.pages import copy_pages
 from quantwatch_kernels.serve.engine.pieces import Graph, Pieces, recording
 from quantwatch_kernels.serve.engine.runner import (
     LayoutAttention,

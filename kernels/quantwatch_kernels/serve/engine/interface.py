@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 
 from quantwatch_kernels.serve.paged_attention import AttentionRule
 
-__all__ = ["AttentionCall", "Attends", "held", "hold", "running"]
+__all__ = ["Attends", "AttentionCall", "held", "hold", "running"]
 
 NAME = "quantwatch_engine"
 

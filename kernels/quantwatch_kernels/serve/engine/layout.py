@@ -24,7 +24,8 @@ _FEW = 64
 """Texts up to so many keys are put together whatever their lengths."""
 
 
-class TextRow(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TextRow:
     """A request's queries in a batch: positions start … start + count − 1."""
 
     start: int

@@ -16,13 +16,13 @@ from typing import Protocol
 
 from torch import Tensor
 
-from quantwatch_kernels.serve.engine.interface import AttentionCall, Attends
+from quantwatch_kernels.serve.engine.interface import Attends, AttentionCall
 
 __all__ = ["Graph", "Pieces", "recording"]
 
 
 class Graph(Protocol):
-    """What is recorded between `begin` and `end`, and done again by `replay`, on fixed addresses."""
+    """What is recorded between `begin` and `end`; `replay` does it again on the same addresses."""
 
     def begin(self) -> None:
         """Start to record."""

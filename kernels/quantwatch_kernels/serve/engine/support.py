@@ -25,7 +25,8 @@ __all__ = ["ModelFacts", "max_positions", "probe"]
 
 _ALLOWED = {"full_attention", "sliding_attention"}
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-_TEXTS = (9, 14)
+_TEXTS = (7, 14)
+"""Cut after 6 tokens: the second batch holds a single token beside a chunk of another text."""
 
 
 class ModelFacts:
@@ -125,7 +126,8 @@ def _through_pages(model: Any, facts: ModelFacts, texts: list[Tensor]) -> Tensor
 
 
 def _check_said(model: Any) -> None:
-    what, config = type(model).__name__, getattr(model, "config", None)
+    what: str = type(model).__name__
+    config: Any = getattr(model, "config", None)
     if not hasattr(config, "get_text_config") or not hasattr(model, "set_attn_implementation"):
         raise ValueError(f"{what} is no language model of transformers.")
     if getattr(config, "is_encoder_decoder", False):

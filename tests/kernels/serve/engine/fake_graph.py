@@ -13,25 +13,28 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-FORBIDDEN = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+FORBIDDEN = (
+    torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default,
+    torch.ops.aten.nonzero.default,
+)  # fmt: skip
 
 
-class FakeGraph(TorchDispatchMode):
+class FakeGraph(TorchDispatchMode):  # type: ignore[no-untyped-call]  # an untyped base
     """What a test puts in CUDA's place."""
 
     made: ClassVar[list["FakeGraph"]] = []
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
         self.replays = 0
         self.made.append(self)
 
     def begin(self) -> None:
-        self.__enter__()
+        self.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self) -> None:
-        self.__exit__(None, None, None)
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in FORBIDDEN:

@@ -8,9 +8,10 @@ from tests.kernels.serve.engine.models import MODELS, build, generated, prompt
 from torch import Tensor
 
 from quantwatch_kernels.serve.block_hash import extra_keys
+from quantwatch_kernels.serve.engine.adaptive import AdaptiveRule
 from quantwatch_kernels.serve.engine.batch import Limits
 from quantwatch_kernels.serve.engine.engine import Engine, EngineConfig, eos_ids
-from quantwatch_kernels.serve.engine.request import Request
+from quantwatch_kernels.serve.engine.request import Outcome, Request
 from quantwatch_kernels.serve.eviction import POLICIES
 from quantwatch_kernels.serve.kv_cache import QuantizedCache
 from quantwatch_kernels.serve.kv_scheme import SCHEMES, scheme_named
@@ -146,7 +147,7 @@ def test_a_cancelled_request_harms_nobody(llama: Any, after: int) -> None:
     with Engine(llama, EngineConfig(14, 4, Limits(16, 4, reserve=0), host_pages=6)) as engine:
         for one in requests:
             engine.add(one)
-        ended = {}
+        ended: dict[str, Outcome] = {}
         for _ in range(after):
             ended |= {one.name: one for one in engine.step()}
         gone = engine.cancel("2")
@@ -193,6 +194,11 @@ def test_logits_that_are_not_finite_fail_their_request_only() -> None:
     assert ended["bad"].error == "the logits after token 3 aren't finite."
 
 
+class Fails:
+    def run(self, *_: object) -> Tensor:
+        raise MemoryError("no room")
+
+
 def test_a_step_that_raises_loses_nothing(llama: Any) -> None:
     requests = asked((5, 12, 9))
     expected = alone(llama, requests)
@@ -200,18 +206,34 @@ def test_a_step_that_raises_loses_nothing(llama: Any) -> None:
         for one in requests:
             engine.add(one)
         ended = {one.name: one for one in engine.step()}
-        run = engine.runner.run
-
-        def fails(*_: Any) -> Tensor:
-            raise MemoryError("no room")
-
-        engine.runner.run = fails  # type: ignore[method-assign]
+        runner, engine.runner = engine.runner, Fails()
         with pytest.raises(MemoryError):
             engine.step()
-        engine.runner.run = run  # type: ignore[method-assign]
+        engine.runner = runner
         while engine.busy:
             ended |= {one.name: one for one in engine.step()}
         assert {name: one.tokens for name, one in ended.items()} == expected
+
+
+def test_latency_decides_how_many_run(llama: Any) -> None:
+    """30 ms for each who runs, at most 0.1 s: three keep it, four don't."""
+    requests = asked((3,) * 12, 20)
+    expected = alone(llama, requests)
+    limits = Limits(32, 8)
+    config = EngineConfig(128, 4, limits, adaptive=AdaptiveRule(0.1, 8, patience=1, dwell=0))
+    with Engine(llama, config) as engine:
+        now = 0.0
+
+        def clock() -> float:
+            nonlocal now
+            now += 0.03 * len(engine.scheduler.running) / 2
+            return 2 * now
+
+        engine.clock = clock  # type: ignore[method-assign]
+        assert tokens(engine, requests) == expected
+        assert engine.adaptive is not None
+        assert (engine.adaptive.limit, engine.adaptive.ceiling) == (3, 4)
+    assert limits.max_running == 8, "the caller's limits aren't the engine's"
 
 
 def test_eos_ends_a_text(llama: Any) -> None:
@@ -277,6 +299,7 @@ def test_every_scheme_is_allowed_or_refused() -> None:
     [
         ({"page_size": 1}, "page_size must be at least 2"),
         ({"host_pages": -1}, "host_pages must be at least 0"),
+        ({"adaptive": AdaptiveRule(0.1, 9)}, "adaptive.most is 9; limits.max_running allows 8"),
         ({"eviction": "fifo"}, "no eviction policy 'fifo'"),
         ({"kv_scheme": "int9"}, "unknown KV scheme 'int9'"),
         ({"num_blocks": 1}, "num_blocks must be at least 2"),

@@ -1,5 +1,6 @@
 """Graphs by bucket, on a graph that replays operators on fixed memory: padding, re-capture, tokens."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,13 +14,14 @@ from quantwatch_kernels.serve.engine.buckets import Buckets, GraphKey, sizes_up_
 from quantwatch_kernels.serve.engine.engine import Engine, EngineConfig
 from quantwatch_kernels.serve.engine.graphs import GraphRunner
 from quantwatch_kernels.serve.engine.request import Request
+from quantwatch_kernels.serve.engine.runner import ModelRunner
 
 CONFIG = EngineConfig(40, 4, Limits(24, 6))
 
 
 def graphed(engine: Engine, *, prefill: bool = True) -> GraphRunner:
     runner = GraphRunner(
-        engine.runner, FakeGraph, Buckets((2, 4)), Buckets((16, 48)),
+        ModelRunner(engine.model, engine.pages), FakeGraph, Buckets((2, 4)), Buckets((16, 48)),
         Buckets((8, 24)) if prefill else None,
     )  # fmt: skip
     engine.runner = runner
@@ -123,18 +125,19 @@ def test_padding_rows_write_to_the_null_block_only(llama: Any) -> None:
             assert not bool(new[0, 0].any()), "slot 0 is read as padding and must stay zero"
 
 
+def note(to: dict[Any, torch.Tensor], size: int, name: str, position: int, z: torch.Tensor) -> None:
+    to[size, name, position] = z.clone()
+
+
 def test_padding_rows_change_no_logits(llama: Any) -> None:
     """Three rows in a bucket of four, and in one of three, to the bit of what the shape allows."""
     seen: dict[tuple[int, str, int], torch.Tensor] = {}
     for size in (3, 4):
-        with Engine(
-            llama, CONFIG, lambda n, p, z, to=size: seen.__setitem__((to, n, p), z.clone())
-        ) as engine:
-            engine.runner = GraphRunner(
-                engine.runner, FakeGraph, Buckets((size,)), Buckets((48,)), None
-            )
+        with Engine(llama, CONFIG, partial(note, seen, size)) as engine:
+            eager = ModelRunner(engine.model, engine.pages)
+            engine.runner = GraphRunner(eager, FakeGraph, Buckets((size,)), Buckets((48,)), None)
             engine.run(asked((5, 9, 13)))
-    for (size, name, position), logits in seen.items():
+    for (_, name, position), logits in seen.items():
         torch.testing.assert_close(logits, seen[(3, name, position)], rtol=1e-5, atol=1e-5)
     assert len(seen) == 2 * 3 * 7
 
@@ -182,7 +185,7 @@ def test_captured_again_when_what_it_read_is_elsewhere(what: str) -> None:
 
 
 def finish(engine: Engine) -> dict[str, tuple[int, ...]]:
-    ended = {}
+    ended: dict[str, tuple[int, ...]] = {}
     while engine.busy:
         ended |= {one.name: one.tokens for one in engine.step()}
     return ended

@@ -165,15 +165,15 @@ def test_pages_behind_the_window_are_given_back() -> None:
             assert blocks.dropped["a"] == pages, computed
 
 
+def void(_: object) -> None:
+    return None
+
+
 STATES: dict[str, Callable[[Scheduler], None]] = {
-    "waiting": lambda scheduler: None,
+    "waiting": void,
     "in the middle of its prompt": lambda scheduler: void(step(scheduler)),
     "decoding": lambda scheduler: void([step(scheduler) for _ in range(4)]),
 }
-
-
-def void(_: object) -> None:
-    return None
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -322,7 +322,7 @@ def test_laws(
         first = scheduler.running[:1]
         batch = scheduler.schedule()
         assert batch.num_tokens <= budget
-        assert 0 <= blocks.num_free
+        assert blocks.num_free >= 0
         assert set(first) <= set(scheduler.running), "the first in order was preempted"
         assert batch.rows or not scheduler.waiting, "nobody moves on"
         sampled = {row.name: 7 for row in batch.rows if row.samples}
