@@ -15,8 +15,8 @@ when a number that was measured before takes `drift` less time than it did, or l
 of the pool free.
 
 After a change the first `dwell` steps count for nothing, nor do steps with more running than
-allowed: nobody is sent away when the number falls. Steps with fewer say nothing good of the number. Latency is the
-median of `patience` steps, so a single slow step is none. Pure: no clock, no tensor.
+allowed: nobody is sent away when the number falls. Steps with fewer say nothing good of the number.
+Latency is the median of `patience` steps, so a single slow step is none. Pure: no clock, no tensor.
 """
 
 from dataclasses import dataclass, field

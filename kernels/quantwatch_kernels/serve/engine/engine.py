@@ -15,7 +15,7 @@ others go on. If a whole step raises (memory, say) its requests wait and are com
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,10 +23,11 @@ from torch import Tensor
 
 from quantwatch_kernels.serve.block_hash import ExtraKeys
 from quantwatch_kernels.serve.block_manager import BlockManager
-from quantwatch_kernels.serve.engine.adaptive import AdaptiveBatch, AdaptiveRule, StepReport
-from quantwatch_kernels.serve.engine.batch import Batch, Limits, SchedulerStats
+from quantwatch_kernels.serve.engine.adaptive import AdaptiveBatch, StepReport
+from quantwatch_kernels.serve.engine.batch import Batch, SchedulerStats
 from quantwatch_kernels.serve.engine.blocks import EngineBlocks, Host
 from quantwatch_kernels.serve.engine.buckets import Buckets, powers_up_to, sizes_up_to
+from quantwatch_kernels.serve.engine.config import EngineConfig
 from quantwatch_kernels.serve.engine.cuda_graph import CudaGraphs
 from quantwatch_kernels.serve.engine.graphs import GraphRunner
 from quantwatch_kernels.serve.engine.interface import hold
@@ -39,47 +40,9 @@ from quantwatch_kernels.serve.engine.support import max_positions, probe
 from quantwatch_kernels.serve.eviction import make_policy
 from quantwatch_kernels.serve.host_tier import HostTensors
 from quantwatch_kernels.serve.kv_scheme import scheme_named
-from quantwatch_kernels.serve.preemption import PreemptionCosts
 from quantwatch_kernels.serve.swap import PageBytes, SwapSpace
 
 __all__ = ["Engine", "EngineConfig", "eos_ids"]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """What an engine is made of. Raises ValueError for what can't be."""
-
-    num_blocks: int
-    """Pages of the pool, the null block among them."""
-    page_size: int = 16
-    limits: Limits = field(default_factory=Limits)
-    eviction: str = "lru"
-    """A name of `eviction.POLICIES`."""
-    prefix_caching: bool = True
-    host_pages: int = 0
-    """Pages in host memory for preempted requests; 0: they are computed again."""
-    preemption_costs: PreemptionCosts | None = None
-    """Measured costs, to choose between the two; None: the host as long as it has room."""
-    kv_scheme: str | None = None
-    """A name of `kv_scheme.SCHEMES` that stores token by token; None: as the model computes."""
-    adaptive: AdaptiveRule | None = None
-    """Let latency and free pages decide how many run, up to `limits.max_running`."""
-    graphs: bool = True
-    """Capture CUDA graphs where the model is on CUDA and pages hold numbers."""
-    extra: ExtraKeys = ()
-    """What all pages depend on besides tokens: a fingerprint of the weights, say."""
-
-    def __post_init__(self) -> None:
-        if self.page_size < 2:
-            # Slot 0 of the null block is read as padding and its last slot written as such.
-            raise ValueError(f"page_size must be at least 2 tokens; it is {self.page_size}.")
-        if self.host_pages < 0:
-            raise ValueError(f"host_pages must be at least 0; it is {self.host_pages}.")
-        if self.adaptive is not None and self.adaptive.most > self.limits.max_running:
-            raise ValueError(
-                f"adaptive.most is {self.adaptive.most}; "
-                f"limits.max_running allows {self.limits.max_running}."
-            )
 
 
 class Engine:
@@ -155,6 +118,20 @@ class Engine:
     def cancel(self, name: str) -> Outcome:
         """End a request and free its pages; what they hold stays findable."""
         return self.scheduler.cancel(name)
+
+    def weights_changed(self, adapter: str = "") -> None:
+        """Forget all kept pages and captured graphs: they were made with other weights.
+
+        `adapter` names what is loaded now. Raises ValueError while requests are there, whose pages
+        would be half of one and half of the other.
+        """
+        if self.busy:
+            count = len(self.scheduler.running) + len(self.scheduler.waiting)
+            raise ValueError(f"{count} requests are there; finish or cancel them first.")
+        if self.blocks.manager.cache is not None:
+            self.blocks.manager.cache.clear()
+        if isinstance(self.runner, GraphRunner):
+            self.runner.adapter = adapter
 
     def step(self) -> list[Outcome]:
         """Compute one batch; return who has ended."""

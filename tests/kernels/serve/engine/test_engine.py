@@ -1,5 +1,6 @@
 """The engine on small models of several families: tokens are those of `generate()`, whatever happens."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -46,8 +47,18 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("name", MODELS)
+QUICK = [
+    ("llama", "chunks of five, pool too small"),
+    ("mistral, sliding", "pool too small, host"),
+    ("gemma2, soft-capped, every second slides", "plenty"),
+]
+PAIRS = [
+    pytest.param(*pair, id=" - ".join(pair), marks=[] if pair in QUICK else pytest.mark.slow)
+    for pair in product(MODELS, SETTINGS)
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), PAIRS)
 def test_tokens_are_those_of_generate(name: str, settings: str) -> None:
     """Chunked prefill, batched decode, preemption by swap and recompute, sliding windows, soft-cap."""
     model, requests = build(name), asked()
@@ -122,6 +133,23 @@ def test_pages_are_not_shared_beyond_a_salt(llama: Any) -> None:
     with Engine(llama, EngineConfig(64, 4, Limits(32, 1))) as engine:
         ended = engine.run(salted)
         assert (ended["b"].num_cached, ended["a"].tokens) == (0, ended["b"].tokens)
+
+
+def test_kept_pages_do_not_outlive_the_weights() -> None:
+    """kvcached#362: what was computed with other weights must not be found."""
+    model = build("llama")
+    one = Request("a", prompt(20), 5)
+    with Engine(model, EngineConfig(64, 4, Limits(32, 2))) as engine:
+        engine.run([one])
+        engine.add(one)
+        with pytest.raises(ValueError, match="1 requests are there"):
+            engine.weights_changed()
+        engine.cancel("a")
+        with torch.no_grad():
+            model.model.layers[0].self_attn.v_proj.weight.neg_()
+        engine.weights_changed()
+        ended = engine.run([one])["a"]
+    assert (ended.num_cached, ended.tokens) == (0, generated(model, one.prompt, 5))
 
 
 def test_stale_pages_may_hold_nan(llama: Any) -> None:
@@ -229,7 +257,7 @@ def test_latency_decides_how_many_run(llama: Any) -> None:
             now += 0.03 * len(engine.scheduler.running) / 2
             return 2 * now
 
-        engine.clock = clock  # type: ignore[method-assign]
+        engine.clock = clock
         assert tokens(engine, requests) == expected
         assert engine.adaptive is not None
         assert (engine.adaptive.limit, engine.adaptive.ceiling) == (3, 4)
@@ -266,6 +294,7 @@ def test_half_precision_keeps_its_dtype() -> None:
 SCHEMES_IN_PAGES = ("int8", "int8-symmetric", "int4", "int4-hadamard", "int4-plain", "int2-plain")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES_IN_PAGES)
 def test_pages_of_codes_say_what_a_quantized_cache_says(llama: Any, scheme: str) -> None:
     """Codes of each token by itself don't depend on chunks, swaps or who else is there."""

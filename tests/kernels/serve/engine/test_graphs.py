@@ -89,6 +89,21 @@ def test_tokens_are_those_of_generate(name: str) -> None:
         assert runner.stats.replayed > runner.stats.captured
 
 
+def test_the_engine_chooses_its_own_buckets(llama: Any) -> None:
+    requests = asked((3, 11, 5))
+    expected = {one.name: generated(llama, one.prompt, 7) for one in requests}
+    with Engine(llama, CONFIG, make_graph=FakeGraph) as engine:
+        assert isinstance(engine.runner, GraphRunner)
+        assert tokens(engine, requests) == expected
+        assert engine.runner.stats.eager == 0
+
+
+def test_pages_of_codes_run_eagerly(llama: Any) -> None:
+    config = EngineConfig(40, 4, Limits(24, 6), kv_scheme="int8")
+    with Engine(llama, config, make_graph=FakeGraph) as engine:
+        assert isinstance(engine.runner, ModelRunner)
+
+
 def captured_decode(engine: Engine, lengths: tuple[int, ...]) -> GraphRunner:
     """An engine whose requests have had their prompts and one decode step."""
     runner = graphed(engine, prefill=False)

@@ -1,5 +1,6 @@
 """What the engine's attention is made of: groups, masks and pages against a float64 loop."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kernels.serve.engine.models import build, prompt
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, MambaConfig, T5Config
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    GptOssConfig,
+    LlamaConfig,
+    MambaConfig,
+    T5Config,
+)
 
 from quantwatch_kernels.serve.block_pool import Writable
 from quantwatch_kernels.serve.block_table import BlockTable
@@ -85,12 +93,12 @@ def test_attention_against_a_loop(batch: str, rule: str) -> None:
         rows.append(TextRow(start, count, slots))
         texts.append((q, k, v))
     layout = Layout(rows, torch.float32, CPU)
-    flat = [
+    q_new, k_new, v_new = (
         torch.cat([text[i][-row.count :] for text, row in zip(texts, rows, strict=True)])
         for i in range(3)
-    ]
+    )
     answers = LayoutAttention(pages, layout, layout.slots)
-    out = answers.attention(AttentionCall(0, *flat, RULES[rule]))
+    out = answers.attention(AttentionCall(0, q_new, k_new, v_new, RULES[rule]))
     expected = torch.stack(
         [
             torch.stack(
@@ -130,7 +138,7 @@ def dynamic(kind: str) -> LlamaConfig:
     return LlamaConfig(**SMALL, max_position_embeddings=64, rope_parameters=rope)
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "attention sinks": (
         lambda: GptOssConfig(**SMALL, head_dim=16, num_local_experts=2, num_experts_per_tok=1),
         "attention sinks of its own",
@@ -151,11 +159,8 @@ REFUSED = {
 def test_what_the_engine_does_not_run(name: str) -> None:
     """Refused before the first request, and the model is as it was."""
     make, text = REFUSED[name]
-    config = make()
-    kind = AutoModelForCausalLM
-    if name == "encoder":
-        from transformers import AutoModelForSeq2SeqLM as kind  # noqa: N813
-    model = kind.from_config(config).eval()
+    kind = AutoModelForSeq2SeqLM if name == "encoder" else AutoModelForCausalLM
+    model = kind.from_config(make()).eval()
     before = model.config._attn_implementation
     with pytest.raises(ValueError, match=text):
         Engine(model, EngineConfig(8, 4))
@@ -170,7 +175,8 @@ class _Mixes(nn.Module):
         self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) + x.roll(1, 1)
+        out: Tensor = self.inner(x) + x.roll(1, 1)
+        return out
 
 
 def test_a_model_that_mixes_the_tokens_of_a_batch_is_found() -> None:
