@@ -158,10 +158,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--new", type=int, default=48)
+    parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
     parser.add_argument("--only", choices=("eight", "one", "prefix"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    os.sched_setaffinity(0, {arguments.core})
     loaded = load_variant(
         "reference",
         VariantConfig(model="smollm2-135m"),

@@ -1,6 +1,7 @@
 """What an engine is made of."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from quantwatch_kernels.serve.block_hash import ExtraKeys
 from quantwatch_kernels.serve.engine.adaptive import AdaptiveRule
@@ -23,6 +24,8 @@ class EngineConfig:
     prefix_caching: bool = True
     host_pages: int = 0
     """Pages in host memory for preempted requests; 0: they are computed again."""
+    host_folder: Path | None = None
+    """Keep them in a file under this folder instead, allocated whole when the engine is made."""
     preemption_costs: PreemptionCosts | None = None
     """Measured costs, to choose between the two; None: the host as long as it has room."""
     kv_scheme: str | None = None

@@ -38,7 +38,7 @@ from quantwatch_kernels.serve.engine.runner import ModelRunner, Runner
 from quantwatch_kernels.serve.engine.scheduler import Scheduler
 from quantwatch_kernels.serve.engine.support import max_positions, probe
 from quantwatch_kernels.serve.eviction import make_policy
-from quantwatch_kernels.serve.host_tier import HostTensors
+from quantwatch_kernels.serve.host_tier import HostFile, HostTensors
 from quantwatch_kernels.serve.kv_scheme import scheme_named
 from quantwatch_kernels.serve.swap import PageBytes, SwapSpace
 
@@ -200,7 +200,8 @@ class Engine:
         if not self.config.host_pages:
             return None
         pages = PageBytes(self.pages.planes)
-        tier = HostTensors(self.config.host_pages, pages.page_bytes)
+        sizes, folder = (self.config.host_pages, pages.page_bytes), self.config.host_folder
+        tier = HostTensors(*sizes) if folder is None else HostFile(folder, *sizes)
         return Host(SwapSpace(tier, pages), pages.page_bytes, self.config.preemption_costs)
 
     def _keys(self) -> ExtraKeys:

@@ -69,8 +69,9 @@ class ModelFacts:
                 raise ValueError(
                     f"{what}: layer {layer} is {kind}; allowed are {sorted(_ALLOWED)}."
                 )
-            if (kind == "sliding_attention") != (self._windows[layer] is not None):
-                raise ValueError(f"{what}: layer {layer} is {kind} with {self._windows[layer]=}.")
+            window = self._windows[layer]
+            if (kind == "sliding_attention") != (window is not None):
+                raise ValueError(f"{what}: layer {layer} is {kind} and its window is {window}.")
 
 
 def max_positions(model: Any) -> int | None:
@@ -84,7 +85,8 @@ def max_positions(model: Any) -> int | None:
 def probe(model: Any) -> ModelFacts:
     """Return a model's facts. Raises ValueError for one that the engine doesn't run right."""
     _check_said(model)
-    texts = [(torch.arange(n) * 7 + n) % min(model.config.vocab_size, 97) for n in _TEXTS]
+    known = model.config.get_text_config(decoder=True).vocab_size
+    texts = [(torch.arange(n) * 7 + n) % min(known, 97) for n in _TEXTS]
     expected = torch.stack(
         [
             model(input_ids=ids[None].to(model.device), use_cache=False).logits[0, -1]

@@ -1,6 +1,7 @@
 """The engine on small models of several families: tokens are those of `generate()`, whatever happens."""
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,6 +83,15 @@ def test_preempted_by_swap_and_by_recompute(llama: Any) -> None:
             assert tokens(engine, requests) == expected
             swaps = host > 0 and costs is None
             assert (engine.stats.swapped > 0, engine.stats.recomputed > 0) == (swaps, not swaps)
+
+
+def test_the_host_may_be_a_file(llama: Any, tmp_path: Path) -> None:
+    requests = asked((12, 11, 10, 9), 16)
+    expected = alone(llama, requests)
+    limits = Limits(32, 4, reserve=0)
+    with Engine(llama, EngineConfig(14, 4, limits, host_pages=40, host_folder=tmp_path)) as engine:
+        assert tokens(engine, requests) == expected
+        assert engine.stats.swapped > 0
 
 
 def test_a_host_without_room_is_counted(llama: Any) -> None:

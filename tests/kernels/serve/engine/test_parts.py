@@ -56,6 +56,7 @@ RULES = {
     "plain": AttentionRule(),
     "scaled": AttentionRule(scaling=0.5),
     "window of a page and one": AttentionRule(window=5),
+    "window of a page less one": AttentionRule(window=3),
     "window of one": AttentionRule(window=1),
     "soft-capped": AttentionRule(softcap=0.7),
     "soft-capped window": AttentionRule(0.3, 0.7, 4),
