@@ -116,12 +116,18 @@ class _Plane:
 
 
 class QuantizedPages:
-    """Keys and values of one layer in `num_blocks` pages of codes, on the CPU.
+    """Keys and values of one layer in `num_blocks` pages of codes.
 
     Raises ValueError for a scheme that doesn't store each token by itself.
     """
 
-    def __init__(self, num_blocks: int, shape: PageShape, scheme: KVScheme) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        shape: PageShape,
+        scheme: KVScheme,
+        device: torch.device | str = "cpu",
+    ) -> None:
         if scheme.flush != 1 or scheme.sinks or scheme.window or scheme.gain:
             raise ValueError(
                 "pages take each token by itself: no groups of tokens, means, products, sinks, "
@@ -134,7 +140,8 @@ class QuantizedPages:
         self.shape = shape
         self._planes = (_Plane(scheme.keys, shape), _Plane(scheme.values, shape))
         self.page_bytes = sum(sum(plane.sizes) for plane in self._planes)
-        raw = torch.empty(num_blocks * self.page_bytes + ALIGNMENT, dtype=torch.uint8)
+        size = num_blocks * self.page_bytes + ALIGNMENT
+        raw = torch.empty(size, dtype=torch.uint8, device=device)
         skip = -raw.data_ptr() % ALIGNMENT
         memory = raw[skip : skip + num_blocks * self.page_bytes]
         self.memory = memory.view(num_blocks, self.page_bytes)
@@ -202,10 +209,14 @@ class QuantizedPages:
                 f"the plan has pages of {plan.page_size} tokens; these have {self.shape.page_size}."
             )
         size = self.shape.page_size
-        slots = plan.kv_indices.long()[:, None] * size + torch.arange(size)
+        slots = plan.kv_indices.long()[:, None] * size + torch.arange(
+            size, device=plan.kv_indices.device
+        )
         shape = (len(slots), size, self.shape.heads, self.shape.features)
         keys, values = (x.reshape(shape) for x in self.read(slots.flatten()))
-        numbers = torch.arange(len(plan.kv_indices), dtype=torch.int32)
+        numbers = torch.arange(
+            len(plan.kv_indices), dtype=torch.int32, device=plan.kv_indices.device
+        )
         return (keys, values), plan._replace(kv_indices=numbers)
 
     def _split(self, slots: Tensor) -> tuple[Tensor, Tensor]:

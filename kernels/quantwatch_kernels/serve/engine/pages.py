@@ -7,9 +7,8 @@ request has written are ever in an index; padding reads slot 0, in the null bloc
 So what a page held before may be anything, NaN included.
 
 `FloatPages` keep numbers as they are. `CodePages` keep the codes of schemes that store each token
-by itself (one scale per token, head and group): such codes don't depend on how a text was cut into
-chunks, and a query reads them for all keys, its own too, just as `QuantizedCache` has it. Zero
-points take a byte and scales four here: a plane has one dtype, whatever a scale needs.
+by itself (`kv_pages.py`): such codes don't depend on how a text was cut into chunks, and a query
+reads them for all keys, its own too, just as `QuantizedCache` has it.
 """
 
 from collections.abc import Sequence
@@ -19,10 +18,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from quantwatch_kernels.quantize.packing import pack, unpack
 from quantwatch_kernels.serve.block_pool import NULL_BLOCK, Writable
-from quantwatch_kernels.serve.kv_quant import StoredPlane, restore, store
-from quantwatch_kernels.serve.kv_scheme import KVScheme, PlaneScheme
+from quantwatch_kernels.serve.kv_pages import PageShape, QuantizedPages
+from quantwatch_kernels.serve.kv_policy import KVScheme
 
 __all__ = ["CodePages", "FloatPages", "LayerShape", "Pages", "PoolShape", "make_pages"]
 
@@ -85,71 +83,39 @@ class FloatPages:
         return keys, values
 
 
-class _Coded:
-    """Keys or values of one layer as codes."""
-
-    def __init__(self, heads: int, features: int, plane: PlaneScheme, pool: PoolShape) -> None:
-        self._plane = plane
-        sample = store(torch.zeros(1, 1, 1, features), plane)
-        groups = sample.scales.shape[-1]
-        self.codes = _plane(pool, heads, sample.codes.shape[-1], torch.uint8)
-        self.scales = _plane(pool, heads, groups, torch.float32)
-        self.zeros = None if plane.symmetric else _plane(pool, heads, groups, torch.uint8)
-        self._features, self._dtype = features, pool.dtype
-
-    @property
-    def parts(self) -> list[Tensor]:
-        found = [self.codes, self.scales, self.zeros]
-        return [part for part in found if part is not None]
-
-    def write(self, slots: Tensor, x_THD: Tensor) -> None:
-        stored = store(x_THD[None], self._plane)
-        self._put(self.codes, slots, stored.codes)
-        self._put(self.scales, slots, stored.scales)
-        if self.zeros is not None and stored.zeros is not None:
-            packed = unpack(stored.zeros, self._plane.spec.format, stored.scales.numel())
-            self._put(self.zeros, slots, packed.view(stored.scales.shape))
-
-    def read(self, rows: Tensor) -> Tensor:
-        flat = rows.view(-1)
-        codes, scales, *zeros = (
-            part.view(-1, part.shape[-1]).index_select(0, flat) for part in self.parts
-        )
-        packed = pack(zeros[0].flatten(), self._plane.spec.format) if zeros else None
-        batch, heads, tokens = rows.shape
-        shape = (batch, heads, tokens, self._features)
-        stored = StoredPlane(codes, scales, packed, None, None, shape)
-        return restore(stored, self._plane).to(self._dtype)
-
-    def _put(self, part: Tensor, slots: Tensor, new: Tensor) -> None:
-        rows = new.view(len(slots), part.shape[2], part.shape[3])
-        part.flatten(0, 1).index_copy_(0, slots, rows.to(part.dtype))
-
-
 class CodePages:
     """Codes of a scheme that stores token by token. Raises ValueError for any other."""
 
     def __init__(self, shapes: Sequence[LayerShape], pool: PoolShape, scheme: KVScheme) -> None:
         check_scheme(scheme)
-        self.page_size = pool.page_size
+        self.page_size, self._dtype = pool.page_size, pool.dtype
         self._layers = [
-            (
-                _Coded(one.heads, one.key_features, scheme.keys, pool),
-                _Coded(one.heads, one.value_features, scheme.values, pool),
-            )
-            for one in shapes
+            QuantizedPages(pool.num_blocks, _page(one, pool), scheme, pool.device) for one in shapes
         ]
-        self.planes = [part for layer in self._layers for one in layer for part in one.parts]
+        self.planes = [layer.memory for layer in self._layers]
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Put keys and values [T, Hkv, D] of new tokens into their slots, as codes."""
-        for coded, new in zip(self._layers[layer], (keys, values), strict=True):
-            coded.write(slots, new)
+        self._layers[layer].write(slots, keys, values)
 
     def read(self, layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return restored keys and values [B, Hkv, S, D] by head rows."""
-        keys, values = (coded.read(rows) for coded in self._layers[layer])
+        batch, heads, tokens = rows.shape
+        slots = rows[:, 0].flatten() // heads
+        keys, values = (
+            x.view(batch, tokens, heads, -1).transpose(1, 2).to(self._dtype).contiguous()
+            for x in self._layers[layer].read(slots)
+        )
         return keys, values
+
+
+def _page(shape: LayerShape, pool: PoolShape) -> PageShape:
+    if shape.key_features != shape.value_features:
+        raise ValueError(
+            f"pages of codes take keys and values of one width; these have {shape.key_features} "
+            f"and {shape.value_features} features."
+        )
+    return PageShape(pool.page_size, shape.heads, shape.key_features)
 
 
 def make_pages(shapes: Sequence[LayerShape], pool: PoolShape, scheme: KVScheme | None) -> Pages:
@@ -176,8 +142,8 @@ def copy_pages(pages: Pages, copies: Sequence[Writable]) -> None:
                 plane[block].copy_(plane[source])
 
 
-def _plane(pool: PoolShape, heads: int, features: int, dtype: torch.dtype | None = None) -> Tensor:
+def _plane(pool: PoolShape, heads: int, features: int) -> Tensor:
     shape = (pool.num_blocks, pool.page_size, heads, features)
-    plane = torch.empty(shape, dtype=dtype or pool.dtype, device=pool.device)
+    plane = torch.empty(shape, dtype=pool.dtype, device=pool.device)
     plane[NULL_BLOCK] = 0
     return plane
