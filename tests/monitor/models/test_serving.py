@@ -134,7 +134,8 @@ def test_the_fingerprint_of_a_cache_is_what_it_was(folder: Path) -> None:
     }
     expected = canonical_sha({**told, "serve": {"kv_cache": "int4"}})
     assert serve_sha(module, torch.float32, "cpu", "dequantized", {"kv_cache": "int4"}) == expected
-    sha = serve_sha(served.module, torch.float32, "cpu", "dequantized", {"kv_cache": "int4"})
+    execution = served.variant.execution
+    sha = serve_sha(served.module, torch.float32, "cpu", execution, {"kv_cache": "int4"})
     assert served.variant.fingerprint.serve_sha == sha
 
 
