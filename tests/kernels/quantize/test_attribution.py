@@ -37,8 +37,8 @@ def parts_of(model: Any, candidate: Any, halves: tuple[str, ...] = ()) -> list[P
     """Every layer, the halves that are named, embedding and head."""
 
     def part(name: str, path: str, place: Any, layer: int | None = None) -> Part:
-        modules = (m.get_submodule(path) for m in (model, candidate))
-        return Part(name, *modules, place, layer, whole="." not in name)
+        module, other = (m.get_submodule(path) for m in (model, candidate))
+        return Part(name, module, other, place, layer, whole="." not in name)
 
     paths = {id(module): path for path, module in model.named_modules()}
     found = [part("embedding", paths[id(model.get_input_embeddings())], "embedding")]
