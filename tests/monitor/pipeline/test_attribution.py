@@ -117,17 +117,19 @@ def test_the_fewest_restored(folder: Path) -> None:
     (one, two) = (row.mean for row in kls if row is not None)
     assert 0 < two < one < found.kl
     rule = {"name": "kl", "metric": "logit_kl", "threshold": math.sqrt(one * two)}
-    strict = measure(folder, {"name": "int6", "recipe": INT6}, rules=[rule])
+    alone = {"name": "isolated-error-outlier", "enabled": False}  # whoever is left stands out
+    strict = measure(folder, {"name": "int6", "recipe": INT6}, rules=[rule, alone])
     assert strict.candidates[0].verdict == Verdict.REGRESSION
-    bench = Bench(reloaded(strict, folder), Silent())
+    told: list[str] = []
+    bench = Bench(reloaded(strict, folder), Silent(), tell=told.append)
     restored = restore(bench, found, strict.candidates[0].verdict, most=8)
-    assert restored.scopes == tuple(order[:2])
+    assert restored.scopes == tuple(order[:2]), told
     assert (restored.verdict, restored.is_smallest) == (Verdict.PASS, True)
     assert restored.kl == two
     assert restored.recipe is not None
     again = RecipeConfig.model_validate_json(json.dumps(restored.recipe))
     assert measure(folder, {"name": "int6", "recipe": again.model_dump(mode="json")},
-                   rules=[rule]).candidates[0].verdict == Verdict.PASS  # fmt: skip
+                   rules=[rule, alone]).candidates[0].verdict == Verdict.PASS  # fmt: skip
     never = [{**rule, "threshold": 1e-12}]
     strictest = reloaded(measure(folder, {"name": "int6", "recipe": INT6}, rules=never), folder)
     nothing = restore(Bench(strictest, Silent()), found, Verdict.REGRESSION, most=8)
