@@ -1,6 +1,7 @@
 """What `quantwatch attribute` does: load again, attribute, restore, store, write."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,11 +46,17 @@ def attributed(session: Session, named: str, request: Request) -> "tuple[RunResu
         if request.out is not None:
             _require_recipe(models)
         found = attribute_shares(models, wish)
+        keep = partial(save_attribution, database, run.run_id) if request.store else _forget
+        keep(found)  # the tries take longer than the shares
         if request.out is not None:
+            models = models.released()
             found = _restored(found, models, chosen, (request.out, request.tries), database)
-        if request.store:
-            save_attribution(database, run.run_id, found)
+            keep(found)
     return run, found
+
+
+def _forget(_: "Attribution") -> None:
+    """Keep nothing: --no-store."""
 
 
 def _check_out(out: Path | None) -> None:

@@ -1,6 +1,6 @@
 """The models of a stored run, loaded again: the very same, or it is an error."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quantwatch.config.load import parse
@@ -27,6 +27,10 @@ class Reloaded:
     def config(self) -> CandidateConfig:
         """The candidate's configuration."""
         return self.request.check.candidates[0]
+
+    def released(self) -> "Reloaded":
+        """Return the same with the reference as candidate: the candidate's memory is free then."""
+        return replace(self, candidate=self.reference)
 
 
 def choose_candidate(run: RunResult, name: str | None) -> CandidateResult:

@@ -114,7 +114,7 @@ def test_the_fewest_restored(folder: Path) -> None:
     recipe = restored_recipe(own_recipe(models), [])
     runs = [Bench(models, Silent()).run(restored_recipe(recipe, order[:n])) for n in (1, 2)]
     kls = [one.find("logit_kl") for one in runs]
-    (one, two) = (row.mean for row in kls if row is not None)
+    one, two = (row.mean or 0 for row in kls if row is not None)
     assert 0 < two < one < found.kl
     rule = {"name": "kl", "metric": "logit_kl", "threshold": math.sqrt(one * two)}
     alone = {"name": "isolated-error-outlier", "enabled": False}  # whoever is left stands out
@@ -217,9 +217,9 @@ def test_prompts_are_whole_and_drawn() -> None:
     assert chosen_prompts(suite, 10**6, 0) == list(prompts)
     with pytest.raises(UserError, match="--tokens 4: the shortest prompt of the suite has 5"):
         chosen_prompts(suite, 4, 0)
-    for wrong in ({"tokens": 0}, {"seed": -1}):
+    for tokens, seed in ((0, 0), (1, -1)):
         with pytest.raises(UserError, match="at least"):
-            Wish(**wrong)
+            Wish(tokens=tokens, seed=seed)
 
 
 @given(count=st.integers(0, 70), needed=st.integers(1, 80), most=st.integers(1, 8))
