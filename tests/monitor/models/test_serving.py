@@ -99,11 +99,6 @@ def test_it_attends_in_int8(folder: Path) -> None:
 def test_the_fingerprint_of_a_cache_is_what_it_was(folder: Path) -> None:
     """Catches a new key of `serve` that makes every stored baseline of a cache another one."""
     module, config = nn.Linear(2, 2), ServeConfig(kv_cache="int4")
-    told = {
-        "dtype": "torch.float32",
-        "device": "cpu",
-        "attention": None,
-        "execution": "dequantized",
-    }
+    told = {"dtype": "torch.float32", "device": "cpu", "attention": None, "execution": "dequantized"}
     expected = canonical_sha({**told, "serve": {"kv_cache": "int4"}})
     assert serve_sha(module, torch.float32, "cpu", "dequantized", config) == expected

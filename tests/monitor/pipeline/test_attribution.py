@@ -255,3 +255,33 @@ def test_restored_recipes_keep_what_else_they_say() -> None:
     assert found.embedding is None
     assert (found.weights, found.exclude) == ("uint4", recipe.exclude)
     assert restored_recipe(recipe, []) == recipe
+
+
+_TEXTS = {"suite": {"files": ["prompts.json"]}, "limit": 4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "left_out"),
+    [
+        ({"recipe": INT6, "execution": "reference"}, 0),
+        ({"recipe": INT6 | {"weights": "uint4", "activations": {"format": "int8"}}}, 0),
+        ({"recipe": INT6 | {"smooth": 0.5, "calibration": _TEXTS}}, 4),
+        ({"serve": {"kv_cache": "int4"}}, 0),
+        ({"serve": {"attention": "int8-both"}}, 0),
+        ({"faults": [{"scope": "layers.1.mlp.down_proj", "scale": 1.5}]}, 0),
+    ],
+    ids=["packed", "activations", "smoothed", "kv cache", "int8 attention", "fault"],
+)
+def test_candidates_of_every_kind(change: dict[str, Any], left_out: int, folder: Path) -> None:
+    """Catches a state outside of the modules that a swap leaves behind."""
+    run = measure(folder, {"name": "it", **change})
+    found = attribute_shares(reloaded(run, folder), Wish(tokens=60, detail="part"))
+    assert found.control_kl == 0
+    assert found.kl > 0
+    assert found.together_kl == pytest.approx(found.kl, rel=1e-6)
+    assert len(found.notes) == left_out
+    assert sum(part.kl for part in found.parts if part.is_whole) > 0
+    if "faults" in change:
+        culprits = {part.scope for part in found.parts if part.kl > 0}
+        assert culprits == {"layers.1", "layers.1.mlp"}
