@@ -13,7 +13,13 @@ from quantwatch_dashboard.components.candidates import side_by_side, tiles
 from quantwatch_dashboard.components.markup import link
 from quantwatch_dashboard.logic import series
 from quantwatch_dashboard.queries import connection, overview, runs
-from quantwatch_dashboard.views import run_details, run_inside, run_layers, run_state
+from quantwatch_dashboard.views import (
+    run_attribution,
+    run_details,
+    run_inside,
+    run_layers,
+    run_state,
+)
 
 
 @trouble.guarded
@@ -38,6 +44,7 @@ def show() -> None:
         st.html(tiles(result, lead))
         _figures(result, lead)
         run_inside.show(url, result, lead)
+        run_attribution.show(url, result)
     if result.verdict is not None:
         _alerts(result)
     run_details.show(result)

@@ -21,14 +21,11 @@ errors tr(E H Eᵀ), H of the inputs (KL is quadratic in a small error). `measur
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
-from quantwatch_kernels.compare.output import output_statistics
 from quantwatch_kernels.quantize.activation_entropy import group_entropies
 from quantwatch_kernels.quantize.affine import QuantizedWeight
 from quantwatch_kernels.quantize.gptq import output_error
@@ -37,20 +34,13 @@ from quantwatch_kernels.quantize.groups import Group
 from quantwatch_kernels.quantize.input_stats import InputStats
 from quantwatch_kernels.quantize.recipe import WeightSpec
 from quantwatch_kernels.quantize.selection import Layer
+from quantwatch_kernels.quantize.suffix import Difference, SuffixRun, swapped
 from quantwatch_kernels.quantize.walk import LayerWalk
 from quantwatch_kernels.quantize.weights import quantize_layer
 
-__all__ = ["Difference", "Sensitivity", "SuffixRun", "measure_sensitivity", "swapped"]
+__all__ = ["Sensitivity", "measure_sensitivity"]
 
 Quantized = dict[str, QuantizedWeight]
-
-
-class Difference(NamedTuple):
-    """How a candidate's logits differ from the reference's; see the module."""
-
-    kl: float
-    agreement_lost: float
-    accuracy_lost: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,83 +57,6 @@ class Sensitivity:
     """None where the group has no output of its own: an expert that no token reached."""
     measured: bool
     """False: KL by the ratio of output errors; the other two differences are NaN then."""
-
-
-class SuffixRun:
-    """The reference's logits on `inputs`, and what a changed model makes of the rest of the way.
-
-    Raises ValueError as `LayerWalk` does, and for inputs of fewer than 4 tokens.
-    """
-
-    def __init__(self, model: nn.Module, inputs: Sequence[Tensor]) -> None:
-        """Run the reference once."""
-        self.model = model
-        self.walk = LayerWalk(model, inputs)
-        short = min(ids.shape[1] for ids in inputs)
-        if short < 4:
-            raise ValueError(f"inputs need at least 4 tokens; one has {short}.")
-        self._reference = self._logits(LayerWalk(model, inputs))
-        for number, logits in enumerate(self._reference):
-            if not bool(torch.isfinite(logits).all()):
-                raise ValueError(f"the reference's logits of input {number} aren't finite.")
-
-    def difference(self, *, from_start: bool = False) -> Difference:
-        """Run the model as it is from the walk's position (or from its embedding) and compare."""
-        walk = LayerWalk(self.model, self.walk.inputs) if from_start else self.walk
-        found = self._logits(walk)
-        rows = [self._compare(number, logits) for number, logits in enumerate(found)]
-        kl, agreed, right, right_before = torch.cat(rows, 1).mean(1).tolist()
-        return Difference(kl, 1 - agreed, right_before - right)
-
-    def _logits(self, walk: LayerWalk) -> list[Tensor]:
-        found = []
-        with torch.no_grad():
-            for number, start in enumerate(walk.hidden):
-                hidden = start
-                for index in range(walk.position, len(walk.layers)):
-                    hidden = walk.call(index, number, hidden)
-                scored = _scored(walk.inputs[number])
-                found.append(walk.logits(number, hidden, scored).flatten(0, 1).float())
-        return found
-
-    def _compare(self, number: int, logits: Tensor) -> Tensor:
-        ids = self.walk.inputs[number]
-        targets = ids[:, _scored(ids) + 1].flatten()
-        statistics = output_statistics(
-            self._reference[number],
-            logits,
-            targets,
-            reference_dtype=torch.float32,
-            candidate_dtype=torch.float32,
-            keep=5,
-        )
-        right = [
-            found[:, 0] == targets for found in (statistics.candidate_ids, statistics.reference_ids)
-        ]
-        rows = (statistics.logit_kl, statistics.top1_agreement, *right)
-        return torch.stack([row.double() for row in rows])
-
-
-def _scored(ids: Tensor) -> Tensor:
-    length = ids.shape[1]
-    return torch.arange(length // 2, length - 1, device=ids.device)
-
-
-@contextmanager
-def swapped(parts: Sequence[Layer], values: Sequence[Tensor]) -> Iterator[None]:
-    """Inside, the parts' weights [N, K] are `values`; then what they were, bit for bit."""
-    kept = [part.weight.clone() for part in parts]
-    try:
-        _write(parts, values)
-        yield
-    finally:
-        _write(parts, kept)
-
-
-def _write(parts: Sequence[Layer], values: Sequence[Tensor]) -> None:
-    with torch.no_grad():
-        for part, value in zip(parts, values, strict=True):
-            part.weight.copy_(value)
 
 
 def measure_sensitivity(

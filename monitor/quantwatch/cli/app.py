@@ -10,6 +10,7 @@ import typer
 from quantwatch import __version__
 from quantwatch.cli import (
     alerts,
+    attribute,
     baseline,
     check,
     compare,
@@ -41,6 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("compare")(compare.compare)
+app.command("attribute")(attribute.attribute)
 app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)

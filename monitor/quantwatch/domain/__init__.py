@@ -1,5 +1,6 @@
 """The records that travel from stage to stage: no torch, no SQL, no clock."""
 
+from quantwatch.domain.attribution import AttributedPart, Attribution, Restoration
 from quantwatch.domain.comparisons import MIN_SAMPLES, Baseline, Comparison
 from quantwatch.domain.history import Ended, Judged
 from quantwatch.domain.inputs import (
@@ -55,6 +56,8 @@ __all__ = [
     "UNDECIDED",
     "WARNING",
     "Alert",
+    "AttributedPart",
+    "Attribution",
     "Baseline",
     "Block",
     "CandidateResult",
@@ -70,6 +73,7 @@ __all__ = [
     "Observation",
     "Progress",
     "Prompt",
+    "Restoration",
     "RuleOutcome",
     "RunEvent",
     "RunResult",

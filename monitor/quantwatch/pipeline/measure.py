@@ -59,15 +59,8 @@ def measure_check(request: RunRequest, progress: Progress) -> Iterator[Measured]
     """Load the models of a check and capture its suite; the spool lives as long as the context."""
     started = time.perf_counter()
     progress.start("load", 0)
-    reference = _load(request, REFERENCE, request.check.reference)
-    suite = load_suite(
-        request.suite,
-        reference.tokenizer,
-        base_dir=request.base_dir,
-        max_positions=reference.max_positions,
-        allow_beyond_context=request.check.allow_beyond_context,
-        num_tokens=reference.num_tokens,
-    )
+    reference = load_one(request, REFERENCE, request.check.reference)
+    suite = suite_for(request, reference)
     models = _load_candidates(request, reference, suite)
     load_s = time.perf_counter() - started
     with measure_models(request, models, suite, progress) as measured:
@@ -81,14 +74,27 @@ def measure_models(
 ) -> Iterator[Measured]:
     """Capture a suite on models that are loaded already."""
     floor, spool = NoiseFloor(), request.cache_dir / "spool"
-    with _threads(request.check.threads), Aggregator(suite, spool) as sink:
+    with pinned_threads(request.check.threads), Aggregator(suite, spool) as sink:
         loaded = {REFERENCE: models.reference, **models.candidates}
         report = capture_suite(loaded, suite, request.plan, sink, floor, progress)
         timings = dict(report.timings_s)
         yield Measured(suite, models, report, sink, floor.values, timings, floor.largest())
 
 
-def _load(request: RunRequest, name: str, config: VariantConfig) -> LoadedModel:
+def suite_for(request: RunRequest, reference: LoadedModel) -> Suite:
+    """Return the suite of a check as its reference reads it. Raises PromptError."""
+    return load_suite(
+        request.suite,
+        reference.tokenizer,
+        base_dir=request.base_dir,
+        max_positions=reference.max_positions,
+        allow_beyond_context=request.check.allow_beyond_context,
+        num_tokens=reference.num_tokens,
+    )
+
+
+def load_one(request: RunRequest, name: str, config: VariantConfig) -> LoadedModel:
+    """Load one model of a check. Raises as `load_variant` does."""
     return load_variant(
         name,
         config,
@@ -105,7 +111,7 @@ def _load_candidates(request: RunRequest, reference: LoadedModel, suite: Suite) 
     notes: dict[str, tuple[str, ...]] = {}
     for config in request.check.candidates:
         try:
-            model = _load(request, config.name, config)
+            model = load_one(request, config.name, config)
             seen = overlap_notes(suite, model.calibrated_on)
             notes[config.name] = (*seen, *check_compatible(reference, model))
             loaded[config.name] = model
@@ -117,7 +123,7 @@ def _load_candidates(request: RunRequest, reference: LoadedModel, suite: Suite) 
 
 
 @contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def pinned_threads(count: int | None) -> Iterator[None]:
     """Pin torch's CPU threads for one capture."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)

@@ -12,12 +12,8 @@ from quantwatch_kernels.quantize.activation_entropy import entropy
 from quantwatch_kernels.quantize.affine import fake_quantize
 from quantwatch_kernels.quantize.groups import Group, find_groups
 from quantwatch_kernels.quantize.recipe import Recipe
-from quantwatch_kernels.quantize.sensitivity import (
-    Sensitivity,
-    SuffixRun,
-    measure_sensitivity,
-    swapped,
-)
+from quantwatch_kernels.quantize.sensitivity import Sensitivity, measure_sensitivity
+from quantwatch_kernels.quantize.suffix import SuffixRun, swapped
 
 FAMILIES = ["llama", "llama-tied", "gpt2", "qwen2", "gemma", "mixtral", "qwen2-moe"]
 INT4 = {"int4-g16": Recipe.named("int4-g16").weights}

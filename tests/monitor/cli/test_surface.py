@@ -24,6 +24,7 @@ SURFACE = {
     "alerts silence": "--candidate --check --comment --for --rule --severity",
     "alerts silences": "--json",
     "alerts unsilence": "silence",
+    "attribute": "--candidate --detail --json --no-store --out --seed --store --tokens --tries run",
     "baseline export": "file run",
     "baseline import": "file",
     "baseline pin": "run",

@@ -14,7 +14,8 @@ from quantwatch.prompts.shipped import shipped_suite
 from quantwatch_kernels.quantize.api import quantize_
 from quantwatch_kernels.quantize.groups import find_groups
 from quantwatch_kernels.quantize.recipe import LayerRule, Recipe
-from quantwatch_kernels.quantize.sensitivity import Sensitivity, SuffixRun, measure_sensitivity
+from quantwatch_kernels.quantize.sensitivity import Sensitivity, measure_sensitivity
+from quantwatch_kernels.quantize.suffix import SuffixRun
 
 pytestmark = pytest.mark.slow
 

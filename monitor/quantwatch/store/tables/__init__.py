@@ -1,6 +1,7 @@
 """Every table. Importing this package fills `Base.metadata`."""
 
 from quantwatch.store.tables.alerts import AlertRow, AlertScopeRow, BaselinePinRow
+from quantwatch.store.tables.attributions import AttributionPartRow, AttributionRow
 from quantwatch.store.tables.base import Base
 from quantwatch.store.tables.deliveries import (
     DeliveryAttemptRow,
@@ -44,6 +45,8 @@ __all__ = [
     "AlertRow",
     "AlertScopeRow",
     "AppliedSettingsRow",
+    "AttributionPartRow",
+    "AttributionRow",
     "AuditRow",
     "Base",
     "BaselinePinRow",
