@@ -68,9 +68,9 @@ def apply_recipe(
     with explained("the recipe can't be applied"):
         recipe = kernel_recipe(config, anatomy)
         report = quantize_(module, recipe, execution=execution, scopes=scopes, calibration=inputs)
-    skipped = tuple((_scoped(name, scopes), reason) for name, reason in report.skipped)
+    report = scoped_report(report, scopes)
     ids = [] if inputs is None else [prompt.tolist() for prompt in inputs]
-    return Applied(replace(report, skipped=skipped), canonical_sha(ids) if ids else "")
+    return Applied(report, canonical_sha(ids) if ids else "")
 
 
 def calibration_inputs(
@@ -83,6 +83,12 @@ def calibration_inputs(
         raise ModelError("the recipe needs calibration texts, which nobody gave")
     with explained("calibration"):
         return calibrate(config.calibration, module, tokenizer)
+
+
+def scoped_report(report: QuantReport, scopes: Mapping[str, str]) -> QuantReport:
+    """Name what was skipped by scope; `scopes` maps module paths to them."""
+    skipped = tuple((_scoped(name, scopes), reason) for name, reason in report.skipped)
+    return replace(report, skipped=skipped)
 
 
 def _scoped(name: str, scopes: Mapping[str, str]) -> str:

@@ -1,0 +1,168 @@
+"""Safetensors files mapped read-only, their tensors copied out one by one.
+
+The mapping is shared and read-only, so that it counts as page cache, not as the process's data, and
+reference and candidate of one file share it. (What `safetensors` maps for torch is private and
+writable: under a limit of the data segment it can't even be opened.) A tensor is copied before it
+is used: quantizing writes into it, and a file that somebody cuts short can't hurt it afterwards.
+Before and after each copy the file is compared with what it was when it was opened.
+
+Given up: a file cut in the microseconds between check and copy ends the process with SIGBUS.
+"""
+
+import json
+import mmap
+import os
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quantwatch.errors import ModelError
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    """First byte in the file."""
+    size: int
+
+
+class MappedFile:
+    """One open safetensors file. Raises ModelError naming it when it is truncated or garbled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("rb")
+        self._identity = _identity(self._file)
+        self._entries = _read_header(self._file, path, self._identity[0])
+        self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def lazy(self) -> dict[str, "LazyTensor"]:
+        """Return all tensors by name; nothing is read yet."""
+        return {name: LazyTensor(self, name, entry) for name, entry in self._entries.items()}
+
+    def read(self, entry: _Entry) -> Tensor:
+        """Return a copy of a tensor; raises ModelError when the file isn't what it was."""
+        self._check()
+        flat = torch.empty(entry.size, dtype=torch.uint8)
+        if entry.size:
+            # numpy gives up the interpreter's lock while it copies, and takes read-only memory.
+            raw = np.frombuffer(self._map, np.uint8, entry.size, entry.start)
+            np.copyto(flat.numpy(), raw)
+            del raw
+            self._release(entry)
+            self._check()
+        return flat.view(_DTYPES[entry.dtype]).view(entry.shape)
+
+    def _check(self) -> None:
+        """Raise ModelError when the file was written to since it was opened."""
+        if (now := _identity(self._file)) != self._identity:
+            before = self._identity[0]
+            what = f"{before} bytes before, {now[0]} now" if now[0] != before else "written to"
+            raise ModelError(f"{self.path} changed while it was streamed ({what}): run it again")
+
+    def _release(self, entry: _Entry) -> None:
+        """Give back the pages of a tensor; they stay in the system's cache."""
+        first = entry.start - entry.start % mmap.PAGESIZE
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED, first, entry.start + entry.size - first)
+
+
+@dataclass(frozen=True, slots=True)
+class LazyTensor:
+    """A tensor that is read when it is indexed with `...`, as transformers does."""
+
+    file: MappedFile
+    name: str
+    entry: _Entry
+
+    def __getitem__(self, _: Any) -> Tensor:
+        return self.file.read(self.entry)
+
+    def get_dtype(self) -> str:
+        """Return the stored dtype as safetensors names it."""
+        return self.entry.dtype
+
+    def get_shape(self) -> list[int]:
+        """Return the stored shape."""
+        return list(self.entry.shape)
+
+    @property
+    def without_values(self) -> "MetaTensor":
+        """The same tensor as shape and dtype alone."""
+        return MetaTensor(self.entry.dtype, self.entry.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class MetaTensor:
+    """Stands for a `LazyTensor` where only shape and dtype matter."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __getitem__(self, _: Any) -> Tensor:
+        return torch.empty(self.shape, dtype=_DTYPES[self.dtype], device="meta")
+
+    def get_dtype(self) -> str:
+        """Return the stored dtype as safetensors names it."""
+        return self.dtype
+
+
+def _identity(file: BinaryIO) -> tuple[int, int]:
+    stat = os.fstat(file.fileno())
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _read_header(file: BinaryIO, path: Path, total: int) -> dict[str, _Entry]:
+    """Return where the tensors are: 8 bytes of length, JSON, then the values one after another."""
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    start = _LENGTH_BYTES + length
+    if total < _LENGTH_BYTES or start > total:
+        raise ModelError(f"{path} is truncated or corrupt: its header doesn't fit {total} bytes")
+    try:
+        header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        entries = {name: _entry(path, name, values, start) for name, values in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(f"{path} is truncated or corrupt: its header is garbled") from error
+    end = max((entry.start + entry.size for entry in entries.values()), default=start)
+    if end != total:
+        raise ModelError(f"{path} is truncated or corrupt: {end} bytes expected, {total} found")
+    return entries
+
+
+def _entry(path: Path, name: str, values: dict[str, Any], start: int) -> _Entry:
+    dtype, (first, last) = values["dtype"], values["data_offsets"]
+    if dtype not in _DTYPES:
+        raise ModelError(
+            f"{path}: {name} is stored as {dtype}, which can't be streamed; allowed: "
+            f"{', '.join(_DTYPES)}"
+        )
+    shape = tuple(values["shape"])
+    if last - first != prod(shape) * _DTYPES[dtype].itemsize:
+        raise ModelError(f"{path} is truncated or corrupt: {name} has {last - first} bytes")
+    return _Entry(dtype, shape, start + first, last - first)
