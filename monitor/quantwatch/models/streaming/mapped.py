@@ -12,6 +12,7 @@ Given up: a file cut in the microseconds between check and copy ends the process
 import json
 import mmap
 import os
+import weakref
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -54,10 +55,13 @@ class MappedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = path.open("rb")
-        self._identity = _identity(self._file)
-        self._entries = _read_header(self._file, path, self._identity[0])
-        self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        # A bare descriptor: a file object that lives as long as a model would have to be closed.
+        self._descriptor = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._descriptor)
+        self._identity = _identity(self._descriptor)
+        with path.open("rb") as file:
+            self._entries = _read_header(file, path, self._identity[0])
+        self._map = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
 
     def lazy(self) -> dict[str, "LazyTensor"]:
         """Return all tensors by name; nothing is read yet."""
@@ -78,7 +82,7 @@ class MappedFile:
 
     def _check(self) -> None:
         """Raise ModelError when the file was written to since it was opened."""
-        if (now := _identity(self._file)) != self._identity:
+        if (now := _identity(self._descriptor)) != self._identity:
             before = self._identity[0]
             what = f"{before} bytes before, {now[0]} now" if now[0] != before else "written to"
             raise ModelError(f"{self.path} changed while it was streamed ({what}): run it again")
@@ -130,8 +134,8 @@ class MetaTensor:
         return self.dtype
 
 
-def _identity(file: BinaryIO) -> tuple[int, int]:
-    stat = os.fstat(file.fileno())
+def _identity(descriptor: int) -> tuple[int, int]:
+    stat = os.fstat(descriptor)
     return stat.st_size, stat.st_mtime_ns
 
 
