@@ -95,6 +95,7 @@ def _load(request: RunRequest, name: str, config: VariantConfig) -> LoadedModel:
         base_dir=request.base_dir,
         cache_dir=request.cache_dir,
         calibrate=calibration_reader(request.base_dir),
+        streamed=request.check.memory == "streamed",
     )
 
 

@@ -39,6 +39,7 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _LENGTH_BYTES = 8
+_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class MappedFile:
     def read(self, entry: _Entry) -> Tensor:
         """Return a copy of a tensor; raises ModelError when the file isn't what it was."""
         self._check()
-        flat = torch.empty(entry.size, dtype=torch.uint8)
+        flat = _room(entry)
         if entry.size:
             # numpy gives up the interpreter's lock while it copies, and takes read-only memory.
             raw = np.frombuffer(self._map, np.uint8, entry.size, entry.start)
@@ -132,6 +133,17 @@ class MetaTensor:
     def get_dtype(self) -> str:
         """Return the stored dtype as safetensors names it."""
         return self.dtype
+
+
+def _room(entry: _Entry) -> Tensor:
+    """Return memory for a tensor, as far from a multiple of 64 bytes as it is in the file.
+
+    A resident model computes in the file's mapping, and some products round by alignment.
+    """
+    shift = entry.start % _ALIGNMENT
+    if shift % _DTYPES[entry.dtype].itemsize:
+        shift = 0
+    return torch.empty(shift + entry.size, dtype=torch.uint8)[shift:]
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

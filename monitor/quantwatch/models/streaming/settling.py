@@ -77,7 +77,7 @@ def _decompress_layer(stream: LayerStream, compressor: Any, index: int) -> None:
 
 def _decompress(part: nn.Module, compressor: Any) -> None:
     from compressed_tensors.compressors.base import decompress_module
-    from compressed_tensors.utils import is_module_quantized
+    from compressed_tensors.quantization.utils.helpers import is_module_quantized
 
     if is_module_quantized(part):
         decompress_module(part, compressor.force_compression_format)
