@@ -13,6 +13,7 @@ import json
 import mmap
 import os
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from quantwatch.errors import ModelError
+from quantwatch.models.streaming.slabs import ALIGNMENT
 
 _DTYPES = {
     "F64": torch.float64,
@@ -39,16 +41,27 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _LENGTH_BYTES = 8
-_ALIGNMENT = 64
+
+Room = Callable[[int, int], Tensor]
+"""(bytes, distance from a multiple of 64) → memory, uint8."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class Entry:
     dtype: str
     shape: tuple[int, ...]
     start: int
     """First byte in the file."""
     size: int
+
+    @property
+    def shift(self) -> int:
+        """How far from a multiple of 64 bytes it is in the file.
+
+        A resident model computes in the file's mapping, and some products round by alignment.
+        """
+        shift = self.start % ALIGNMENT
+        return 0 if shift % _DTYPES[self.dtype].itemsize else shift
 
 
 class MappedFile:
@@ -68,10 +81,10 @@ class MappedFile:
         """Return all tensors by name; nothing is read yet."""
         return {name: LazyTensor(self, name, entry) for name, entry in self._entries.items()}
 
-    def read(self, entry: _Entry) -> Tensor:
+    def read(self, entry: Entry, room: Room) -> Tensor:
         """Return a copy of a tensor; raises ModelError when the file isn't what it was."""
         self._check()
-        flat = _room(entry)
+        flat = room(entry.size, entry.shift)
         if entry.size:
             # numpy gives up the interpreter's lock while it copies, and takes read-only memory.
             raw = np.frombuffer(self._map, np.uint8, entry.size, entry.start)
@@ -88,7 +101,7 @@ class MappedFile:
             what = f"{before} bytes before, {now[0]} now" if now[0] != before else "written to"
             raise ModelError(f"{self.path} changed while it was streamed ({what}): run it again")
 
-    def _release(self, entry: _Entry) -> None:
+    def _release(self, entry: Entry) -> None:
         """Give back the pages of a tensor; they stay in the system's cache."""
         first = entry.start - entry.start % mmap.PAGESIZE
         if hasattr(mmap, "MADV_DONTNEED"):
@@ -101,10 +114,22 @@ class LazyTensor:
 
     file: MappedFile
     name: str
-    entry: _Entry
+    entry: Entry
 
     def __getitem__(self, _: Any) -> Tensor:
-        return self.file.read(self.entry)
+        return self.file.read(self.entry, fresh)
+
+    def read(self, room: Room, dtype: torch.dtype | None) -> Tensor:
+        """Return a copy in `room`, in another dtype if one is given."""
+        if dtype in (None, _DTYPES[self.entry.dtype]):
+            return self.file.read(self.entry, room)
+        assert dtype is not None
+        flat = room(prod(self.entry.shape) * dtype.itemsize, 0)
+        return flat.view(dtype).view(self.entry.shape).copy_(self[...])
+
+    def bytes_as(self, dtype: torch.dtype | None) -> int:
+        """Return the bytes it takes in a dtype, None for its own."""
+        return prod(self.entry.shape) * (dtype or _DTYPES[self.entry.dtype]).itemsize
 
     def get_dtype(self) -> str:
         """Return the stored dtype as safetensors names it."""
@@ -135,15 +160,9 @@ class MetaTensor:
         return self.dtype
 
 
-def _room(entry: _Entry) -> Tensor:
-    """Return memory for a tensor, as far from a multiple of 64 bytes as it is in the file.
-
-    A resident model computes in the file's mapping, and some products round by alignment.
-    """
-    shift = entry.start % _ALIGNMENT
-    if shift % _DTYPES[entry.dtype].itemsize:
-        shift = 0
-    return torch.empty(shift + entry.size, dtype=torch.uint8)[shift:]
+def fresh(size: int, shift: int = 0) -> Tensor:
+    """Return memory of its own: `size` bytes, uint8, `shift` behind a multiple of 64."""
+    return torch.empty(shift + size, dtype=torch.uint8)[shift:]
 
 
 def _identity(descriptor: int) -> tuple[int, int]:
@@ -151,7 +170,7 @@ def _identity(descriptor: int) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
-def _read_header(file: BinaryIO, path: Path, total: int) -> dict[str, _Entry]:
+def _read_header(file: BinaryIO, path: Path, total: int) -> dict[str, Entry]:
     """Return where the tensors are: 8 bytes of length, JSON, then the values one after another."""
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     start = _LENGTH_BYTES + length
@@ -171,7 +190,7 @@ def _read_header(file: BinaryIO, path: Path, total: int) -> dict[str, _Entry]:
     return entries
 
 
-def _entry(path: Path, name: str, values: dict[str, Any], start: int) -> _Entry:
+def _entry(path: Path, name: str, values: dict[str, Any], start: int) -> Entry:
     dtype, (first, last) = values["dtype"], values["data_offsets"]
     if dtype not in _DTYPES:
         raise ModelError(
@@ -181,4 +200,4 @@ def _entry(path: Path, name: str, values: dict[str, Any], start: int) -> _Entry:
     shape = tuple(values["shape"])
     if last - first != prod(shape) * _DTYPES[dtype].itemsize:
         raise ModelError(f"{path} is truncated or corrupt: {name} has {last - first} bytes")
-    return _Entry(dtype, shape, start + first, last - first)
+    return Entry(dtype, shape, start + first, last - first)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantwatch.models.streaming.mapped import LazyTensor
+from quantwatch.models.streaming.mapped import LazyTensor, Room
+from quantwatch.models.streaming.slabs import ALIGNMENT
 
 
 @dataclass(slots=True)
@@ -66,8 +67,13 @@ class LayerSource:
     def __len__(self) -> int:
         return len(self._layers)
 
-    def tensors(self, index: int) -> dict[str, Tensor]:
-        """Read a layer: name in the model → values.
+    def num_bytes(self, index: int) -> int:
+        """Return the room that a layer's tensors take, each beginning at a multiple of 64."""
+        sources = [s for target in self._layers[index].values() for s in target.sources]
+        return sum(tensor.bytes_as(dtype) + 2 * ALIGNMENT for _, _, tensor, dtype in sources)
+
+    def tensors(self, index: int, room: Room) -> dict[str, Tensor]:
+        """Read a layer into `room`: name in the model → values.
 
         Raises ModelError naming a file that changed, ValueError for a conversion that fails.
         """
@@ -75,7 +81,7 @@ class LayerSource:
         for name, target in self._layers[index].items():
             if target.converter is None:
                 _, _, tensor, dtype = target.sources[0]
-                found[name] = tensor[...].to(dtype)
+                found[name] = tensor.read(room, dtype)
             else:
                 found |= self._converted(name, target)
         return found

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from quantwatch.models.streaming.skeleton import Skeleton
+from quantwatch.models.streaming.slabs import Pool, Slab
 
 Change = Callable[[int], None]
 """Called with a layer's number once its stored values are there."""
@@ -41,6 +42,9 @@ class LayerStream:
         self._live: int | None = None
         self._next: tuple[int, Future[None]] | None = None
         self._blank: dict[int, _Blank] = {}
+        self._slabs: dict[int, Slab] = {}
+        self._pool = Pool.shared()
+        self._slab_size = max(map(self._source.num_bytes, range(len(self._source))), default=0)
         self._reader = ThreadPoolExecutor(1, "quantwatch-layers")
 
     def attach(self, module: nn.Module, head: nn.Module) -> None:
@@ -102,7 +106,8 @@ class LayerStream:
 
     def _read(self, index: int) -> None:
         with torch.no_grad():
-            tensors = self._source.tensors(index)
+            slab = self._slabs[index] = self._pool.take(self._slab_size)
+            tensors = self._source.tensors(index, slab.take)
             layer, path = self._modules[index], self.paths[index]
             if index not in self._blank:
                 packed = [m for p, m in self.packed.items() if p.startswith(f"{path}.")]
@@ -123,6 +128,9 @@ class LayerStream:
         blank = self._blank.get(index)
         if blank is not None:
             blank.restore()
+        slab = self._slabs.pop(index, None)
+        if slab is not None:
+            self._pool.give(slab)
 
 
 class _Blank:
