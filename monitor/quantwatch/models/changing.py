@@ -21,7 +21,6 @@ from quantwatch.models.recipes import (
 )
 from quantwatch_kernels.quantize.api import Execution
 
-
 Settle = Callable[[nn.Module, str, torch.dtype | None], tuple[str, ...]]
 """(module, quantization method, computing dtype) → notes."""
 
@@ -81,9 +80,7 @@ def change(opened: Opened, changes: Changes, anatomy: Anatomy, dtype: torch.dtyp
     )
 
 
-def as_stored(
-    opened: Opened, dtype: torch.dtype, settle: Settle = settle_resident
-) -> Figures:
+def as_stored(opened: Opened, dtype: torch.dtype, settle: Settle = settle_resident) -> Figures:
     """Describe a model without a recipe; in float32 a GGUF file is its quantized values.
 
     `settle` brings a quantized checkpoint into the state in which it is measured.

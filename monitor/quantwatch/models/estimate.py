@@ -20,9 +20,7 @@ _STREAMED_LAYERS = 3
 _CAST = frozenset({"F64", "F32", "F16", "BF16"})
 
 
-def estimate_bytes(
-    config: VariantConfig, base_dir: Path, *, streamed: bool = False
-) -> int | None:
+def estimate_bytes(config: VariantConfig, base_dir: Path, *, streamed: bool = False) -> int | None:
     """Return the bytes of the weights once loaded in the variant's dtype, at their largest.
 
     A recipe quantizes after loading, so it doesn't lower the figure. None when nothing can be said

@@ -63,7 +63,7 @@ def open_source(
     if source.kind == "factory":
         if streamed:
             raise ModelError(
-                f'factory {source.location!r}: what code builds is in memory already and can\'t be '
+                f"factory {source.location!r}: what code builds is in memory already and can't be "
                 'streamed; memory = "streamed" needs a checkpoint'
             )
         return _open_factory(source.location, config, base_dir)

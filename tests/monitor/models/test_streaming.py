@@ -149,7 +149,8 @@ def test_one_layer_and_the_next_have_values(make_folder: Any, stream: Any) -> No
         layer = model.module.get_submodule(f"model.layers.{n}")
         layer.register_forward_hook(lambda *_: seen.append(_with_values(model)))
     wanted = _logits(model)
-    assert len(seen) == 4 and set(seen) <= {1, 2}
+    assert len(seen) == 4
+    assert set(seen) <= {1, 2}
     assert _with_values(model) == 0
 
     def stop(*_: Any) -> None:
@@ -204,9 +205,7 @@ def test_a_truncated_file_is_named_when_it_is_loaded(make_folder: Any, stream: A
         stream(folder)
 
 
-def test_missing_weights_of_a_layer_are_named(
-    tmp_path: Path, make_llama: Any, stream: Any
-) -> None:
+def test_missing_weights_of_a_layer_are_named(tmp_path: Path, make_llama: Any, stream: Any) -> None:
     """Catches a layer made at random because nobody looked at it while loading."""
     model = make_llama()
     state = model.state_dict()
@@ -229,7 +228,8 @@ def test_weights_of_another_shape_are_named(tmp_path: Path, make_llama: Any, str
 
 REFUSED = {
     "gptq": (
-        {"weights": "int4", "granularity": "group", "group_size": 16, "method": "gptq"} | {"calibration": {"suite": "core-v1"}},
+        {"weights": "int4", "granularity": "group", "group_size": 16, "method": "gptq"}
+        | {"calibration": {"suite": "core-v1"}},
         r"recipe int4-g16-gptq can't be streamed: it is calibrated on the activations",
     ),
     "rotation": (

@@ -75,7 +75,8 @@ def test_runs_of_both_kinds_are_judged_alike(folder: Path, database: Database) -
         for memory in ("resident", "streamed")
     ]
     one, other = stored
-    assert one.verdict == other.verdict and one.capture_sha == other.capture_sha
+    assert one.verdict == other.verdict
+    assert one.capture_sha == other.capture_sha
 
 
 def test_a_candidate_that_cannot_be_streamed_says_so(folder: Path) -> None:
@@ -105,7 +106,8 @@ def test_estimate_is_of_three_layers(tmp_path: Path) -> None:
     streamed = estimate(_request(tmp_path, memory="streamed")).memory_bytes
     # q, k, v, o of 32 × 32 with half as many keys; gate, up, down of 32 × 64; two norms.
     layer = 4 * (32 * 32 * 3 + 3 * 32 * 64 + 2 * 32)
-    assert whole is not None and streamed is not None
+    assert whole is not None
+    assert streamed is not None
     assert whole - streamed == 3 * 5 * layer
 
 
@@ -166,7 +168,8 @@ def test_two_models_in_the_memory_of_three_layers(folder: Path, big: Path) -> No
     done = _child(folder, big, "streamed", room)
     assert done.returncode == 0, done.stderr[-2000:]
     count, moved = map(int, done.stdout.split())
-    assert count > 40 and moved > 10
+    assert count > 40
+    assert moved > 10
     resident = _child(folder, big, "resident", room)
     assert resident.returncode != 0, "the limit holds nothing back"
     assert "memory" in resident.stderr.lower()
@@ -181,7 +184,8 @@ def test_a_killed_process_leaves_nothing_behind(folder: Path) -> None:
     command = [sys.executable, "-c", code, str(folder), str(folder), "streamed", str(1 << 30)]
     before = {path for path in folder.rglob("*") if "spool" not in path.parts}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None and child.stdout.readline() == "begun\n"
+        assert child.stdout is not None
+        assert child.stdout.readline() == "begun\n"
         time.sleep(0.3)
         child.send_signal(signal.SIGKILL)
     after = {path for path in folder.rglob("*") if "spool" not in path.parts}

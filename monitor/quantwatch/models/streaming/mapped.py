@@ -48,6 +48,8 @@ Room = Callable[[int, int], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
+    """Where a tensor is in its file."""
+
     dtype: str
     shape: tuple[int, ...]
     start: int

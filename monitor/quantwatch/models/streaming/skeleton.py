@@ -110,7 +110,9 @@ def empty_(layer: nn.Module) -> None:
 
 def _stored(layer: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
     for module in layer.modules():
-        kept = {n: b for n, b in module._buffers.items() if n not in module._non_persistent_buffers_set}
+        kept = {
+            n: b for n, b in module._buffers.items() if n not in module._non_persistent_buffers_set
+        }
         for name, tensor in [*module._parameters.items(), *kept.items()]:
             if tensor is not None:
                 yield module, name, tensor

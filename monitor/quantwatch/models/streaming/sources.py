@@ -42,9 +42,7 @@ class Names:
         """Return the name in the model, and the pattern of the converter that is to be used."""
         from transformers.core_model_loading import rename_source_key
 
-        found = rename_source_key(
-            key, self._renamings, self._converters, self._prefix, self.state
-        )
+        found = rename_source_key(key, self._renamings, self._converters, self._prefix, self.state)
         if found[0] not in self.state and key in self.state:
             found = rename_source_key(key, [], [], self._prefix, self.state)
         return found  # type: ignore[no-any-return]
