@@ -33,7 +33,14 @@ from quantwatch_kernels.quantize.stages import after_weights, before_weights
 from quantwatch_kernels.quantize.w8a8_linear import int_mm_why_not
 from quantwatch_kernels.registry import Fallback, record_fallback
 
-__all__ = ["Execution", "QuantReport", "linear_op", "model_size", "quantize_"]
+__all__ = [
+    "Execution",
+    "QuantReport",
+    "checked_selection",
+    "linear_op",
+    "model_size",
+    "quantize_",
+]
 
 Execution = Literal["dequantized", "aten", "reference"]
 
@@ -77,7 +84,7 @@ def quantize_(
     missing, and for weights or activations that aren't finite. The model is then to be thrown away.
     """
     names = scope_names(model, scopes or {})
-    selection = _selection(model, recipe, names, execution, calibration)
+    selection = checked_selection(model, recipe, names, execution, calibration)
     notes = before_weights(model, recipe, calibration, names)
     size, num_weights = model_size(model)
     known = None if recipe.changes_model else head
@@ -108,7 +115,7 @@ def quantize_(
     )
 
 
-def _selection(
+def checked_selection(
     model: nn.Module,
     recipe: Recipe,
     names: Mapping[str, str],

@@ -18,7 +18,7 @@ from quantwatch_kernels.quantize.interpose import interpose
 from quantwatch_kernels.quantize.routers import choosing_matrices, unrouted_experts
 from quantwatch_kernels.quantize.stacks import lies_flat
 
-__all__ = ["KEEPS_STATISTICS", "keep_routers_high_", "keep_statistics_high_"]
+__all__ = ["KEEPS_STATISTICS", "keep_norms_high_", "keep_routers_high_", "keep_statistics_high_"]
 
 _SAME_BITS = 0.99
 """Share of a probe; float32 sums in another order decide the rounding of a few in 10 000."""
@@ -82,12 +82,20 @@ def keep_statistics_high_(model: nn.Module) -> Notes:
     Returns (path, what was changed). Raises ValueError for a norm that loses its statistics in the
     model's dtype and isn't understood.
     """
+    return [*keep_norms_high_(model), *keep_routers_high_(model)]
+
+
+def keep_norms_high_(model: nn.Module, prefix: str = "") -> Notes:
+    """Compute norm statistics in float32; a norm without values (on meta) can't be tried out yet.
+
+    Returns (path, what was changed), paths beginning with `prefix`. Raises ValueError as above.
+    """
     notes: Notes = []
     for path, module in list(model.named_modules()):
         for name, child in norm_children(module):
-            if _is_norm(name, child) and _is_16_bit(child):
-                notes += _keep_norm(f"{path}.{name}".lstrip("."), child)
-    return [*notes, *keep_routers_high_(model)]
+            if _is_norm(name, child) and _is_16_bit(child) and not _is_blank(child):
+                notes += _keep_norm(prefix + f"{path}.{name}".lstrip("."), child)
+    return notes
 
 
 def keep_routers_high_(model: nn.Module) -> Notes:
@@ -125,6 +133,10 @@ def _keep_router(path: str, module: nn.Module) -> Notes:
 
 def _is_16_bit(module: nn.Module) -> bool:
     return module.get_parameter("weight").dtype in (torch.float16, torch.bfloat16)
+
+
+def _is_blank(module: nn.Module) -> bool:
+    return module.get_parameter("weight").is_meta
 
 
 def _is_norm(name: str, module: nn.Module) -> bool:

@@ -62,7 +62,7 @@ def _found(files: Sequence[str | Path]) -> _Tensors:
     for file in files:
         if Path(file).suffix != ".safetensors":
             raise ValueError(f"{file} can't be checked; allowed: .safetensors.")
-        with safe_open(file, framework="pt") as opened:
+        with safe_open(file, framework="np") as opened:
             for key in opened.keys():  # noqa: SIM118 — it is no mapping
                 part = opened.get_slice(key)
                 name = key.rpartition(".")[2]

@@ -13,7 +13,7 @@ from quantwatch_kernels.quantize.basis import carry_marks
 from quantwatch_kernels.quantize.packed_embedding import PackedEmbedding, TiedHead
 from quantwatch_kernels.quantize.packed_linear import PackedLinear
 
-__all__ = ["unpack_"]
+__all__ = ["float_twin", "unpack_", "unpacked_weight"]
 
 
 def unpack_(model: nn.Module, dtype: torch.dtype) -> None:
@@ -23,7 +23,7 @@ def unpack_(model: nn.Module, dtype: torch.dtype) -> None:
     for path, module in list(model.named_modules()):
         if not isinstance(module, PackedLinear):
             continue
-        weight = nn.Parameter(within_range(module.quantized().values, dtype), requires_grad=False)
+        weight = unpacked_weight(module, dtype)
         unpacked[id(module)] = weight
         twin = (
             _embedding(weight) if isinstance(module, PackedEmbedding) else _linear(weight, module)
@@ -34,6 +34,20 @@ def unpack_(model: nn.Module, dtype: torch.dtype) -> None:
         twin = _linear(unpacked[id(head.embedding)], head)
         carry_marks(head, twin)
         model.set_submodule(path, twin.train(model.training))
+
+
+def unpacked_weight(module: PackedLinear, dtype: torch.dtype) -> nn.Parameter:
+    """Return the quantized values of a packed layer [out, in]."""
+    return nn.Parameter(within_range(module.quantized().values, dtype), requires_grad=False)
+
+
+def float_twin(module: PackedLinear, dtype: torch.dtype) -> nn.Linear:
+    """Return the float layer of a packed one, its weight without values (on meta)."""
+    shape = (module.out_features, module.in_features)
+    weight = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
+    twin = _linear(weight, module)
+    carry_marks(module, twin)
+    return twin.train(module.training)
 
 
 def _embedding(weight: nn.Parameter) -> nn.Embedding:

@@ -107,6 +107,11 @@ class CheckConfig(Strict):
         "switches them off.",
     )
     batch_tokens: int = Field(default=256, ge=1, description="Padded tokens per batch.")
+    memory: Literal["resident", "streamed"] = Field(
+        default="resident",
+        description="Whole models in memory, or one decoder layer at a time, for models larger "
+        "than it.",
+    )
     threads: int | None = Field(
         default=None,
         ge=1,

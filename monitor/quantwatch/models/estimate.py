@@ -1,5 +1,6 @@
 """How much memory a variant's weights will take, from headers alone."""
 
+import re
 from math import prod
 from pathlib import Path
 
@@ -15,14 +16,17 @@ from quantwatch.models.sources import resolve_source
 
 _ITEM_BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "BOOL": 8}
 _ITEM_BITS |= {"F16": 16, "BF16": 16, "I16": 16, "U16": 16, "I8": 8, "U8": 8}
+_STREAMED_LAYERS = 3
 _CAST = frozenset({"F64", "F32", "F16", "BF16"})
 
 
-def estimate_bytes(config: VariantConfig, base_dir: Path) -> int | None:
+def estimate_bytes(config: VariantConfig, base_dir: Path, *, streamed: bool = False) -> int | None:
     """Return the bytes of the weights once loaded in the variant's dtype, at their largest.
 
     A recipe quantizes after loading, so it doesn't lower the figure. None when nothing can be said
     without loading or downloading: factories, and repositories that aren't in the hub's cache.
+    `streamed`: what lies outside the layers, and three layers. A GGUF file counts as a whole: the
+    first time it is converted in memory.
 
     Raises:
         ModelError: the model doesn't exist or its headers are corrupt.
@@ -37,7 +41,7 @@ def estimate_bytes(config: VariantConfig, base_dir: Path) -> int | None:
     if folder is None:
         return None
     with explained(f"{folder}: its headers can't be read"):
-        return _folder_bytes(folder, width)
+        return _streamed_bytes(folder, width) if streamed else _folder_bytes(folder, width)
 
 
 def _folder_bytes(folder: Path, width: int) -> int:
@@ -52,12 +56,28 @@ def _folder_bytes(folder: Path, width: int) -> int:
     return total + _unpacked_bytes(folder, width) if method == "compressed-tensors" else total
 
 
+def _streamed_bytes(folder: Path, width: int) -> int:
+    """Count three layers of the largest one's size; a layer's tensors have its number in them."""
+    layers: dict[str, int] = {}
+    for path in weight_files(folder):
+        if path.suffix != ".safetensors":  # refused when it is loaded
+            return _folder_bytes(folder, width)
+        for name, tensor in tensor_shapes(path).items():
+            found = re.search(r"(?:^|\.)(\d+)\.", name)
+            place = "" if found is None else found[1]
+            layers[place] = layers.get(place, 0) + _tensor_bytes(tensor, width)
+    outside = layers.pop("", 0)
+    return outside + _STREAMED_LAYERS * max(layers.values(), default=0)
+
+
+def _tensor_bytes(tensor: tuple[str, tuple[int, ...]], width: int) -> int:
+    dtype, shape = tensor
+    return prod(shape) * (8 * width if dtype in _CAST else _ITEM_BITS.get(dtype, 8)) // 8
+
+
 def _file_bytes(path: Path, width: int) -> int:
     if path.suffix == ".safetensors":
-        return sum(
-            prod(shape) * (8 * width if dtype in _CAST else _ITEM_BITS.get(dtype, 8)) // 8
-            for dtype, shape in tensor_shapes(path).values()
-        )
+        return sum(_tensor_bytes(tensor, width) for tensor in tensor_shapes(path).values())
     with explained(f"{path} is truncated or corrupt"):
         tensors = torch.load(path, map_location="meta", mmap=True, weights_only=True).values()
     return sum(t.numel() * (width if t.is_floating_point() else t.itemsize) for t in tensors)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from quantwatch.domain import Variant
 from quantwatch.models.anatomy import Anatomy
+from quantwatch.models.shapes import device_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,4 +32,4 @@ class LoadedModel:
     @property
     def device(self) -> torch.device:
         """Device of the embedding, where token ids go."""
-        return next(self.module.parameters()).device
+        return device_of(self.module)

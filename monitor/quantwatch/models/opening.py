@@ -22,6 +22,7 @@ from quantwatch.models.pretrained import (
 from quantwatch.models.quantized import quantization_of
 from quantwatch.models.quiet import explained
 from quantwatch.models.sources import Source
+from quantwatch.models.streaming.stream import LayerStream
 from quantwatch.models.tokenizers import load_tokenizer
 
 
@@ -41,10 +42,17 @@ class Opened:
     """Quantization method of the checkpoint."""
     gguf: GgufHeader | None = None
     notes: tuple[str, ...] = ()
+    stream: LayerStream | None = None
+    """What gives the decoder layers their values, if they are read one at a time."""
 
 
 def open_source(
-    source: Source, config: VariantConfig, *, base_dir: Path, cache_dir: Path
+    source: Source,
+    config: VariantConfig,
+    *,
+    base_dir: Path,
+    cache_dir: Path,
+    streamed: bool = False,
 ) -> Opened:
     """Load what a source names onto the variant's device, in its dtype.
 
@@ -53,16 +61,21 @@ def open_source(
         ResourceError: memory or disk ran out.
     """
     if source.kind == "factory":
+        if streamed:
+            raise ModelError(
+                f"factory {source.location!r}: what code builds is in memory already and can't be "
+                'streamed; memory = "streamed" needs a checkpoint'
+            )
         return _open_factory(source.location, config, base_dir)
     if source.kind == "gguf":
-        return _open_gguf(source.path, config, cache_dir)
+        return _open_gguf(source.path, config, cache_dir, streamed)
     if source.kind == "hub" and source.gguf_file is not None:
         gguf = hub.gguf_file(source.location, source.gguf_file, config.revision)
-        return _open_gguf(gguf, config, cache_dir)
+        return _open_gguf(gguf, config, cache_dir, streamed)
     if source.kind == "hub":
-        loaded = load_hub(source.location, config)
+        loaded = load_hub(source.location, config, streamed)
     else:
-        loaded = load_folder(source.path, config)
+        loaded = load_folder(source.path, config, streamed)
     return _opened(loaded, source.location, config, cache_dir)
 
 
@@ -104,14 +117,15 @@ def _opened(loaded: Pretrained, location: str, config: VariantConfig, cache_dir:
         dtype=getattr(torch, config.loading_dtype),
         method=loaded.method,
         notes=loaded.notes if tokenizer is not None else (*loaded.notes, "has no tokenizer"),
+        stream=loaded.stream,
     )
 
 
-def _open_gguf(path: Path, config: VariantConfig, cache_dir: Path) -> Opened:
+def _open_gguf(path: Path, config: VariantConfig, cache_dir: Path, streamed: bool) -> Opened:
     header = read_gguf_header(path)
     content_sha = fingerprints.file_sha(path, cache_dir)
     folder = converted_folder(path, content_sha, cache_dir)
-    loaded = load_folder(folder, config)
+    loaded = load_folder(folder, config, streamed)
     tokenizer = load_tokenizer(folder)
     notes = list(loaded.notes) if tokenizer is not None else [*loaded.notes, "has no tokenizer"]
     if header.is_quantized:
@@ -125,6 +139,7 @@ def _open_gguf(path: Path, config: VariantConfig, cache_dir: Path) -> Opened:
         dtype=getattr(torch, config.loading_dtype),
         gguf=header,
         notes=tuple(notes),
+        stream=loaded.stream,
     )
 
 

@@ -1,8 +1,9 @@
 """Load a folder or hub repository through transformers, refusing what it would paper over."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from quantwatch.models import hub
 from quantwatch.models.checkpoint import check_folder, read_config
 from quantwatch.models.quantized import check_quantizer, quantization_of
 from quantwatch.models.quiet import explained, shorten
+from quantwatch.models.streaming.opening import refuse_unstreamable, streamed_model
+from quantwatch.models.streaming.skeleton import Skeleton
+from quantwatch.models.streaming.stream import LayerStream
 from quantwatch_kernels.quantize.compressed_tensors import mark_loaded_
 
 
@@ -28,15 +32,17 @@ class Pretrained:
     """Quantization method of the checkpoint, None for float checkpoints."""
     commit: str | None
     notes: tuple[str, ...]
+    stream: LayerStream | None = None
+    """What gives the layers their values, if they are read one at a time."""
 
 
-def load_folder(folder: Path, config: VariantConfig) -> Pretrained:
+def load_folder(folder: Path, config: VariantConfig, streamed: bool = False) -> Pretrained:
     """Load a local model folder; raises ModelError naming the file or weights that are wrong."""
     check_folder(folder)
-    return _load(str(folder), folder, None, config)
+    return _load(str(folder), folder, None, config, streamed)
 
 
-def load_hub(repository: str, config: VariantConfig) -> Pretrained:
+def load_hub(repository: str, config: VariantConfig, streamed: bool = False) -> Pretrained:
     """Load a hub repository at the commit that `revision` means now.
 
     Raises:
@@ -44,11 +50,13 @@ def load_hub(repository: str, config: VariantConfig) -> Pretrained:
     """
     folder = hub.snapshot(repository, config.revision)
     read_config(folder)
-    return _load(repository, folder, folder.name, config)
+    return _load(repository, folder, folder.name, config, streamed)
 
 
-def _load(location: str, folder: Path, commit: str | None, config: VariantConfig) -> Pretrained:
-    from transformers import AutoConfig, AutoModelForCausalLM
+def _load(
+    location: str, folder: Path, commit: str | None, config: VariantConfig, streamed: bool
+) -> Pretrained:
+    from transformers import AutoConfig
 
     common: dict[str, Any] = {"revision": commit, "trust_remote_code": config.allow_code}
     with explained(location), _own_code(location):
@@ -57,8 +65,11 @@ def _load(location: str, folder: Path, commit: str | None, config: VariantConfig
     if method is not None:
         check_quantizer(location, method)
         refuse_recipe(location, method, config)
+    if streamed:
+        refuse_unstreamable(location, folder, settings, method)
+    skeletons: list[Skeleton] = []
     with explained(f"{location}: transformers can't load it"), _own_code(location):
-        module, info = AutoModelForCausalLM.from_pretrained(
+        module, info = _loader(settings, skeletons if streamed else None)(
             location,
             dtype=getattr(torch, config.loading_dtype),
             device_map={"": config.device},
@@ -71,7 +82,17 @@ def _load(location: str, folder: Path, commit: str | None, config: VariantConfig
     notes = refuse_incomplete(location, info)
     with explained(location):
         mark_loaded_(module)
-    return Pretrained(module, folder, method, commit, notes)
+    stream = LayerStream(skeletons[0], torch.device(config.device)) if streamed else None
+    return Pretrained(module, folder, method, commit, notes, stream)
+
+
+def _loader(settings: Any, skeletons: list[Skeleton] | None) -> Callable[..., Any]:
+    from transformers import AutoModelForCausalLM
+
+    if skeletons is None:
+        resident: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
+        return resident
+    return partial(streamed_model, settings, skeletons)
 
 
 @contextmanager

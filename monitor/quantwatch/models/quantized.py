@@ -129,9 +129,12 @@ def leaf_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def stored_bytes(module: nn.Module) -> int:
-    """Count the bytes of a module's state as it is in memory; shared tensors count once."""
+    """Count the bytes of a module's state as it is in memory; shared tensors count once.
+
+    Those without values (on meta) count as what they stand for.
+    """
     sizes = {
-        (leaf.device, leaf.data_ptr(), leaf.nbytes): leaf.nbytes
+        (leaf.device, leaf.data_ptr() or id(value), leaf.nbytes): leaf.nbytes
         for value in module.state_dict().values()
         if isinstance(value, torch.Tensor)
         for leaf in leaf_tensors(value)

@@ -68,8 +68,8 @@ def apply_recipe(
     with explained("the recipe can't be applied"):
         recipe = kernel_recipe(config, anatomy)
         report = quantize_(module, recipe, execution=execution, scopes=scopes, calibration=inputs)
-    skipped = tuple((_scoped(name, scopes), reason) for name, reason in report.skipped)
-    return Applied(replace(report, skipped=skipped), inputs_sha(inputs) if inputs else "")
+    report = scoped_report(report, scopes)
+    return Applied(report, inputs_sha(inputs) if inputs else "")
 
 
 def inputs_sha(inputs: Sequence[Tensor]) -> str:
@@ -87,6 +87,12 @@ def calibration_inputs(
         raise ModelError("the recipe needs calibration texts, which nobody gave")
     with explained("calibration"):
         return calibrate(config.calibration, module, tokenizer)
+
+
+def scoped_report(report: QuantReport, scopes: Mapping[str, str]) -> QuantReport:
+    """Name what was skipped by scope; `scopes` maps module paths to them."""
+    skipped = tuple((_scoped(name, scopes), reason) for name, reason in report.skipped)
+    return replace(report, skipped=skipped)
 
 
 def _scoped(name: str, scopes: Mapping[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from quantwatch.domain import EMBEDDING, HEAD
@@ -15,6 +16,11 @@ def text_settings(module: nn.Module) -> Any | None:
     """Return the configuration of the language model inside a module, None without one."""
     settings: Any = getattr(module, "config", None)
     return settings.get_text_config(decoder=True) if hasattr(settings, "get_text_config") else None
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return the device of a module's first parameter that has values."""
+    return next(p.device for p in module.parameters() if not p.is_meta)
 
 
 def context_length(module: nn.Module) -> int | None:

@@ -65,7 +65,12 @@ def estimate(request: RunRequest) -> Estimate:
 
 def _size(config: VariantConfig, request: RunRequest) -> _Size | None:
     num_bytes = estimate_bytes(config, request.base_dir)
-    return None if num_bytes is None else _Size(num_bytes, num_bytes // _width(config))
+    if num_bytes is None:
+        return None
+    weights = num_bytes // _width(config)
+    if request.check.memory == "streamed":
+        num_bytes = estimate_bytes(config, request.base_dir, streamed=True) or num_bytes
+    return _Size(num_bytes, weights)
 
 
 def _width(config: VariantConfig) -> int:

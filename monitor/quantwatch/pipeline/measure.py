@@ -101,6 +101,7 @@ def load_one(request: RunRequest, name: str, config: VariantConfig) -> LoadedMod
         base_dir=request.base_dir,
         cache_dir=request.cache_dir,
         calibrate=calibration_reader(request.base_dir),
+        streamed=request.check.memory == "streamed",
     )
 
 

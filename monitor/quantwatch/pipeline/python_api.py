@@ -95,6 +95,10 @@ def _check(settings: dict[str, Any]) -> CheckConfig:
     """Build the check around the settings; what is loaded already has a factory's form."""
     if given := sorted({"reference", "candidates", "suite"} & settings.keys()):
         raise ConfigError(f"{ORIGIN}: {given[0]} is no setting: it is given by the modules and ids")
+    if settings.get("memory", "resident") != "resident":
+        raise ConfigError(
+            f"{ORIGIN}: memory = {settings['memory']!r} is no setting: the modules are in memory"
+        )
     loaded: dict[str, Any] = {"factory": "in.memory:module", "allow_code": True}
     try:
         check = CheckConfig(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.monitor.compressed_checkpoints import compressed
 
 from quantwatch.config.schema import VariantConfig
 from quantwatch.errors import ModelError
@@ -19,37 +20,6 @@ IDS = torch.arange(3, 40)[None]
 def _needs(package: str) -> pytest.MarkDecorator:
     missing = importlib.util.find_spec(package) is None
     return pytest.mark.skipif(missing, reason=f"{package} is not installed")
-
-
-def _compressed(model: Any, folder: Path, bits: int, group: int | None) -> Path:
-    """Write a compressed-tensors checkpoint with symmetric integer weights."""
-    from compressed_tensors.compressors import ModelCompressor
-    from compressed_tensors.quantization import (
-        QuantizationArgs,
-        QuantizationConfig,
-        QuantizationScheme,
-        apply_quantization_config,
-    )
-
-    kind = "pack-quantized" if bits == 4 else "int-quantized"
-    weights = QuantizationArgs(
-        num_bits=bits, symmetric=True, strategy="group" if group else "channel", group_size=group
-    )
-    scheme = QuantizationScheme(targets=["Linear"], weights=weights, format=kind)
-    groups = {"all": scheme}
-    apply_quantization_config(
-        model, QuantizationConfig(config_groups=groups, ignore=["lm_head"], format=kind)
-    )
-    for module in model.modules():
-        if hasattr(module, "weight_scale"):
-            groups = module.weight.reshape(module.weight.shape[0], -1, group or module.in_features)
-            scale = groups.abs().amax(-1) / (2 ** (bits - 1) - 1)
-            module.weight_scale.data.copy_(scale.reshape(module.weight_scale.shape))
-    compressor = ModelCompressor.from_pretrained_model(model, quantization_format=kind)
-    compressor.compress_model(model)
-    model.save_pretrained(folder)
-    compressor.update_config(folder)
-    return folder
 
 
 def _unpacked(stored: dict[str, torch.Tensor], layer: str) -> torch.Tensor:
@@ -74,7 +44,7 @@ def test_compressed_tensors_is_computed_on_its_own_values(
 ) -> None:
     """Catches a checkpoint loaded as floats or with random weights, and a lazily changing module."""
     with quiet():
-        folder = _compressed(make_llama(), tmp_path / "ct", bits, group)
+        folder = compressed(make_llama(), tmp_path / "ct", bits, group)
     model = load(folder)
     stored = load_file(folder / "model.safetensors")
     twin = make_llama()
@@ -96,7 +66,7 @@ def test_compressed_tensors_reports_its_storage(
 ) -> None:
     """Catches sizes taken after unpacking, or packed words counted as weights."""
     with quiet():
-        folder = _compressed(make_llama(), tmp_path / "ct", bits, group)
+        folder = compressed(make_llama(), tmp_path / "ct", bits, group)
     model = load(folder)
     stored = load_file(folder / "model.safetensors")
     weights = sum(parameter.numel() for parameter in make_llama().parameters())

@@ -1,0 +1,1 @@
+"""Models larger than memory: one decoder layer at a time, from mapped files."""
