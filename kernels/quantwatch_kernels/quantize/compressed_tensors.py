@@ -40,6 +40,7 @@ from quantwatch_kernels.quantize.checkpoint import describe
 from quantwatch_kernels.quantize.packed_linear import PackedLinear
 from quantwatch_kernels.quantize.packing import pack
 from quantwatch_kernels.quantize.recipe import PerGroup, WeightSpec
+from quantwatch_kernels.quantize.saved import save_whole
 
 __all__ = ["export_compressed_tensors", "mark_loaded_", "pack_int32", "to_compressed"]
 
@@ -162,7 +163,7 @@ def _save(
     model.config = copy.deepcopy(before)
     model.config.update(added)
     try:
-        model.save_pretrained(folder, state_dict=tensors, **settings)
+        save_whole(model, folder, state_dict=tensors, **settings)
     finally:
         model.config = before
 

@@ -37,6 +37,7 @@ from quantwatch_kernels.quantize.packed_embedding import TiedHead
 from quantwatch_kernels.quantize.packed_linear import PackedLinear
 from quantwatch_kernels.quantize.recipe import Recipe
 from quantwatch_kernels.quantize.recipe_json import recipe_from_json
+from quantwatch_kernels.quantize.saved import save_whole
 from quantwatch_kernels.quantize.stored_tensors import check_stored
 from quantwatch_kernels.quantize.unmatched import module_names, own_globs
 
@@ -239,7 +240,7 @@ def save_quantized(
     model.hf_quantizer = QuantwatchQuantizer(config, pre_quantized=True)
     model.config.quantization_config = config  # type: ignore[union-attr]
     try:
-        model.save_pretrained(folder, **settings)  # type: ignore[operator]
+        save_whole(model, folder, **settings)
     finally:
         del model.hf_quantizer
         vars(model).update(had)

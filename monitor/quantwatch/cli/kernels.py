@@ -60,7 +60,7 @@ CalibrationWindows = Annotated[int, typer.Option(min=1, help="Windows of 512 of 
 Tokens = Annotated[int, typer.Option(min=1, help="Of them, for sensitivities.")]
 Allocating = Annotated[str, typer.Argument(metavar="MODEL", help="What to make a recipe for.")]
 File = Annotated[Path, typer.Option("--out", dir_okay=False, help="The recipe: a .toml file.")]
-Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Which; all when absent.")]
+Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Absent: list them.")]
 
 
 @app.command("bounds")

@@ -8,6 +8,7 @@ from quantwatch.kernel_lab.inputs import fed_layers
 from quantwatch.kernel_lab.references import load_reference
 from quantwatch.kernel_lab.tables.model import Cell, Column, Table
 from quantwatch.kernel_lab.texts import measured_text
+from quantwatch_kernels.quantize.recipe import Recipe
 
 _TOKENS = 128
 _QUICK_LAYERS = 6
@@ -21,6 +22,8 @@ def bounds_of(
     `quick` takes every sixth decoder layer. Raises ValueError for an unknown recipe, or a model
     that can't be taken off its grid.
     """
+    for name in recipes or ():
+        Recipe.named(name)  # a wrong name is known before a model is loaded
     loaded = load_reference(model, cache_dir)
     ids = measured_text(loaded.tokenizer).windows[0][:, :_TOKENS]
     kept = range(0, loaded.anatomy.num_layers, _QUICK_LAYERS if quick else 1)

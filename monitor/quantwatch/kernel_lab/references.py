@@ -14,6 +14,7 @@ from quantwatch.models.loaded import LoadedModel
 from quantwatch.models.loading import load_variant
 from quantwatch.models.quiet import quiet
 from quantwatch_kernels.quantize.off_grid import take_off_grid_
+from quantwatch_kernels.quantize.saved import save_whole
 
 
 def load_reference(model: str, cache_dir: Path, *, off_grid_seed: int | None = 0) -> LoadedModel:
@@ -79,7 +80,7 @@ def _save_whole(parts: Sequence[Any], folder: Path) -> None:
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as work:
             with quiet():
                 for part in parts:
-                    part.save_pretrained(Path(work) / folder.name)
+                    save_whole(part, Path(work) / folder.name)
             (Path(work) / folder.name).rename(folder)
     except OSError as error:
         raise UserError(f"{folder} can't be written: {error}") from error

@@ -12,6 +12,7 @@ from typing import Any
 from quantwatch.models.gguf_header import GgufHeader, read_gguf_header
 from quantwatch.models.pretrained import refuse_incomplete
 from quantwatch.models.quiet import explained
+from quantwatch_kernels.quantize.saved import save_whole
 
 
 def converted_folder(gguf: Path, content_sha: str, cache_dir: Path) -> Path:
@@ -63,7 +64,7 @@ def _convert(gguf: Path, header: GgufHeader, work: Path) -> None:
         **_unpacked(),
     )
     refuse_incomplete(str(gguf), info)
-    module.save_pretrained(work)
+    save_whole(module, work)
     if "tokenizer.ggml.model" in header.keys:
         AutoTokenizer.from_pretrained(*place, gguf_file=gguf.name).save_pretrained(work)
 

@@ -177,7 +177,7 @@ def _footer(result: RunResult) -> str:
     command = repeat_command(result)
     again = f"<p>Repeat: <code>{escape(command)}</code></p>" if command else ""
     every = f"<code>quantwatch report {_text(result.run_id)} --format json</code>"
-    return f"<footer>{again}<p>All figures: {every}</p></footer>"
+    return f"<footer>{again}<p>All figures, if it was stored: {every}</p></footer>"
 
 
 def _cells(cells: list[str]) -> str:

@@ -99,14 +99,18 @@ def _alerts(result: RunResult, figures: dict[str, Figures]) -> list[str]:
         for alert, more in groups[:_ALERTS]
     ]
     hidden = _cut(len(groups), _ALERTS, "breached rules")
-    return [f"{len(result.alerts)} alerts:", "", *lines, *hidden, ""] if lines else []
+    plural = "alert" if len(result.alerts) == 1 else "alerts"
+    return [f"{len(result.alerts)} {plural}:", "", *lines, *hidden, ""] if lines else []
 
 
 def _repeat(result: RunResult) -> list[str]:
     command = " ".join(printable(repeat_command(result) or "").split())
     fence = "`" * (longest_ticks(command) + 1)
     again = [f"Repeat: {fence} {command} {fence}"] if command else []
-    return [*again, f"All figures: `quantwatch report {result.run_id} --format json`"]
+    return [
+        *again,
+        f"All figures, if it was stored: `quantwatch report {result.run_id} --format json`",
+    ]
 
 
 def longest_ticks(text: str) -> int:
