@@ -32,8 +32,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek, values narrower than keys": (
         "DeepseekV3",
         {
-            "num_key_value_heads": 4, "q_lora_rank": None, "kv_lora_rank": 32, "v_head_dim": 8,
-            "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "first_k_dense_replace": 2,
+            "num_key_value_heads": 4,
+            "q_lora_rank": None,
+            "kv_lora_rank": 32,
+            "v_head_dim": 8,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 16,
+            "first_k_dense_replace": 2,
         },
     ),
 }
