@@ -1,7 +1,8 @@
 """C++ helpers, built on this machine on first use.
 
-A library is built by the C++ compiler (`CXX`, else g++) for this CPU and kept in the user's cache
-under the hash of source, flags and CPU. Nothing of torch is compiled against, so any torch can
+A library is built by the C++ compiler (`CXX`, which may have arguments, else g++) for this CPU and
+kept in the user's cache under the hash of source, flags and CPU; one that can't be loaded is built
+anew. Nothing of torch is compiled against, so any torch can
 load it: `torch.utils.cpp_extension` takes much longer for the same lines and binds them to one
 release. Without a compiler `why_not_built` says so; callers then use their torch path, counted as a
 fallback.
@@ -11,6 +12,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -33,7 +35,9 @@ def library(source: Path, *flags: str) -> ctypes.CDLL:
     Raises OSError or SubprocessError when it can't be built.
     """
     path = _path(source, flags)
-    if not path.exists():
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:  # it isn't there, or a crash left a part of it
         _build(source, flags, path)
     return ctypes.CDLL(str(path))
 
@@ -52,17 +56,17 @@ def _path(source: Path, flags: tuple[str, ...]) -> Path:
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else [platform.processor()]
     about = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-    key = [source.read_text(), *_FLAGS, *flags, _compiler(), platform.machine(), *about]
+    key = [source.read_text(), *_FLAGS, *flags, *_compiler(), platform.machine(), *about]
     digest = hashlib.sha256("\n".join(key).encode()).hexdigest()[:16]
     folder = Path(platformdirs.user_cache_dir("quantwatch")) / "native"
     return folder / f"{source.stem}-{digest}.so"
 
 
-def _compiler() -> str:
-    name = os.environ.get("CXX") or "g++"
-    if shutil.which(name) is None:
-        raise FileNotFoundError(f"there is no C++ compiler {name!r}")
-    return name
+def _compiler() -> list[str]:
+    command = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    if shutil.which(command[0]) is None:
+        raise FileNotFoundError(f"there is no C++ compiler {command[0]!r}")
+    return command
 
 
 def _build(source: Path, flags: tuple[str, ...], path: Path) -> None:
@@ -71,7 +75,7 @@ def _build(source: Path, flags: tuple[str, ...], path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         subprocess.run(
-            [_compiler(), *_FLAGS, *flags, str(source), "-o", str(made)],
+            [*_compiler(), *_FLAGS, *flags, str(source), "-o", str(made)],
             check=True, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S,
         )  # fmt: skip
         made.replace(path)

@@ -57,7 +57,8 @@ class Readout:
 
     def normed(self, h: Tensor) -> Tensor:
         """Return hidden states [n, H] as the head takes them."""
-        return self.norm(h.to(self._dtype(h)))
+        normed = self.norm(h.to(self._dtype(h)))
+        return normed.to(self._dtype(normed))
 
     def _project(self, normed: Tensor, into: str | None) -> Tensor:
         if into is None or not _is_plain(self.head):

@@ -31,9 +31,9 @@ NAME = "quantwatch_int8"
 def int8_text(
     text: tuple[Tensor, Tensor, Tensor], how: Int8Scores, mask: Tensor | None, score: Score
 ) -> Tensor:
-    """Return float32 [1, Hq, T, D] of one text: queries [1, Hq, T, D], keys, values [1, Hkv, T, D].
+    """Return float32 [1, Hq, T, Dv] of one text: queries [1, Hq, T, D], keys [1, Hkv, T, D].
 
-    `mask` is bool (True: seen), or added, [1, 1, T, T]; None: causal.
+    Values are [1, Hkv, T, Dv]; `mask` is bool (True: seen), or added, [1, 1, T, T]; None: causal.
     """
     query, *shared = text
     tokens, groups = query.shape[2], query.shape[1] // shared[0].shape[1]
@@ -57,7 +57,7 @@ def _attention(
     check_whole_texts(module, query, key, mask, s_aux=kwargs.get("s_aux"))
     how: Int8Scores = getattr(module, f"_{NAME}")
     score = Score(kwargs.get("scaling"), kwargs.get("softcap"))
-    out = torch.zeros_like(query)
+    out = query.new_zeros(*query.shape[:3], value.shape[-1])
     for text in range(len(query)):
         own = None if mask is None else mask[min(text, len(mask) - 1)][None]
         tokens = query.shape[2] if own is None else _length(own)

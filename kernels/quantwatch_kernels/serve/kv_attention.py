@@ -45,7 +45,8 @@ def mixed_attention(
     mask: Tensor | None,
     score: Score = Score(),
 ) -> Tensor:
-    """Return [B, Hq, Tq, D] in the query's dtype; queries [B, Hq, Tq, D], others [B, Hkv, Tk, D].
+    """Return [B, Hq, Tq, Dv] in the query's dtype: queries [B, Hq, Tq, D], keys [B, Hkv, Tk, D],
+    values [B, Hkv, Tk, Dv].
 
     `codes_read` is bool [Tq, Tk], or a pair of masks for keys and values that broadcast to
     [B, Hkv, Tq, Tk]; `mask` bool (True: seen) or added, broadcast to [B, Hq, Tq, Tk];
@@ -68,7 +69,7 @@ def mixed_attention(
     shares = shares.reshape(batch, heads // groups, groups * queries, -1)
     kept = [_harmless(v.to(dtype), seen) for v in (coded[1], values)]
     out = (shares * reads) @ kept[0] + (shares * ~reads) @ kept[1]
-    return out.reshape(batch, heads, queries, features).to(query.dtype)
+    return out.reshape(batch, heads, queries, values.shape[-1]).to(query.dtype)
 
 
 def _groups(query: Tensor, keys: Tensor) -> int:

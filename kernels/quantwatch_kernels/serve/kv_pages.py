@@ -13,8 +13,9 @@ packed within a token: writing one never touches a neighbour's byte.
 
 Tokens are written once, slot by slot, and never read before: a page may hold anything, NaN
 included, before. What was given up: groups of tokens, means, products, sinks and windows (they need
-several tokens at a time; `QuantizedCache` has them), and scales beyond float16, which are refused;
-one too small for it is rounded to what it has, an absolute error below 1e-5.
+several tokens at a time; `QuantizedCache` has them), and scales beyond float16: a head of a token
+that needs one is NaN, so that it is seen and harms no other request. A scale too small for float16
+is rounded to what it has, an absolute error below 1e-5.
 """
 
 from dataclasses import dataclass
@@ -73,15 +74,14 @@ class _Plane:
         self.parts = tuple(parts)
 
     def ready(self, x_THD: Tensor) -> Tensor:
-        """Return x as it is stored, rotated. Raises ValueError if float16 can't hold a scale."""
+        """Return x as it is stored: rotated, NaN where float16 can't hold a scale."""
         x = x_THD.float()
         x = rotation(self.shape.features)(x) if self.plane.hadamard else x
         finite = x.where(torch.isfinite(x), 0.0)
         low, high = finite.amin(-1), finite.amax(-1)
         width = torch.maximum(high, -low) if self.plane.symmetric else high - low
-        if bool((width / self.spec.format.qmax > torch.finfo(torch.float16).max).any()):
-            raise ValueError("a number is too large for a 16-bit scale.")
-        return x
+        fits = width / self.spec.format.qmax <= torch.finfo(torch.float16).max
+        return x.where(fits[..., None], torch.nan)
 
     def write(self, block: Tensor, place: Tensor, x_THD: Tensor) -> None:
         """Write what `ready` returned."""
@@ -173,7 +173,7 @@ class QuantizedPages:
         """Put keys and values [T, H, D] of new tokens into their slots, int64 [T]; −1 is skipped.
 
         Raises ValueError, with nothing written, for other shapes, slots that don't exist or come
-        twice, the null block, and numbers too large for a 16-bit scale.
+        twice, and the null block.
         """
         expected = (len(slots), self.shape.heads, self.shape.features)
         if keys.shape != expected or values.shape != expected:

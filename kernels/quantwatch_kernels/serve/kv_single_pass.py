@@ -143,8 +143,9 @@ def serve_through_(
 ) -> None:
     """Make `model` attend through a cache of this scheme from now on, texts coming as said.
 
-    Raises ValueError for a model whose attention can't be replaced, for high layers that it doesn't
-    have, and for a scheme with a gain and no gains.
+    Raises ValueError for a model whose attention can't be replaced or that caches latents in place
+    of keys and values, for high layers that it doesn't have, and for a scheme with a gain and no
+    gains.
     """
     check_gains(scheme, gains)
     _serve(model, _Served(scheme, arrivals, gains))
@@ -155,6 +156,10 @@ def _serve(model: Any, served: _Served) -> None:
     count = _num_layers(model) if layers else 0
     if any(layer >= count for layer in layers):
         raise ValueError(f"layers {list(layers)} are to stay high; the model has {count}.")
+    # Their keys and values are expanded anew in every step and never cached.
+    latent = next((m for m in model.modules() if hasattr(m, "kv_lora_rank")), None)
+    if latent is not None:
+        raise ValueError(f"{type(latent).__name__} caches latents, not keys and values.")
     attend_through_(model, NAME, served)
 
 

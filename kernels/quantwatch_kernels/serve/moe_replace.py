@@ -11,6 +11,8 @@ gates (gpt-oss) are found, and refused. An id beyond the experts is a token that
 adds nothing here, too.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -104,17 +106,29 @@ def _try(path: str, module: nn.Module, served: ServedExperts) -> None:
     rounding = served.gate_up.activations
     for stack in (served.gate_up, served.down):
         stack.activations = None
-    for name, held in (("gate_up_proj", served.gate_up), ("down_proj", served.down)):
-        values = [held.expert(e).values for e in range(served.num_experts)]
-        module.get_parameter(name).data.copy_(torch.stack(values))
-    for args in _probes(module, served):
-        with torch.no_grad():
+    with _holding(module, gate_up_proj=served.gate_up, down_proj=served.down), torch.no_grad():
+        for args in _probes(module, served):
             expected, found = _plain(module, args), served(*args)
-        allowed = _ROUNDINGS * torch.finfo(expected.dtype).eps * float(expected.abs().max())
-        if not bool(((found - expected).abs() <= allowed).all()):
-            raise ValueError(f"{path}: {type(module).__name__} computes something else.")
+            allowed = _ROUNDINGS * torch.finfo(expected.dtype).eps * float(expected.abs().max())
+            if not bool(((found - expected).abs() <= allowed).all()):
+                raise ValueError(f"{path}: {type(module).__name__} computes something else.")
     for stack in (served.gate_up, served.down):
         stack.activations = rounding
+
+
+@contextmanager
+def _holding(module: nn.Module, **stacks: ExpertStack) -> Iterator[None]:
+    """Inside, a module's parameters are what codes say; afterwards they are its own again."""
+    parameters = [module.get_parameter(name) for name in stacks]
+    kept = [parameter.data for parameter in parameters]
+    try:
+        for parameter, stack in zip(parameters, stacks.values(), strict=True):
+            values = [stack.expert(e).values for e in range(stack.shape[0])]
+            parameter.data = torch.stack(values).to(parameter)
+        yield
+    finally:
+        for parameter, data in zip(parameters, kept, strict=True):
+            parameter.data = data
 
 
 def _plain(module: nn.Module, args: tuple[Tensor, ...]) -> Tensor:

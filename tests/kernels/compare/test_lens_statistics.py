@@ -142,6 +142,20 @@ def test_low_precision_readout_gives_float32() -> None:
     assert r.logits(torch.randn(3, HIDDEN)).dtype == torch.float32
 
 
+@pytest.mark.parametrize("head", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("norm", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_norm_may_have_another_dtype_than_the_head(norm: torch.dtype, head: torch.dtype) -> None:
+    """Catches a back end that multiplies what the norm returns as it is: norms kept in float32."""
+    linear = nn.Linear(HIDDEN, 40, bias=False).to(head)
+    r = Readout(lambda x: (x * 2).to(norm), linear)
+    h, other = states(4, 0.1)
+    with prefer("native"):
+        found = lens_kl(h, other, r)
+    assert not fallbacks()
+    expected = compare_exactly(r.logits(h), r.logits(other)).kl
+    assert_close(found, expected, rtol=1e-4, atol=1e-9)
+
+
 def test_equal_states_are_exactly_zero_and_free() -> None:
     """Catches layers before the fault that aren't exactly 0, and matrix products nobody needs."""
     calls = []

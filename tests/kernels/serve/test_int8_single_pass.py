@@ -29,13 +29,25 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"attn_logit_softcapping": 4.0, "sliding_window": 7, "query_pre_attn_scalar": 16},
     ),
     "qwen 3, norms of heads": ("Qwen3", {}),
+    "deepseek, values narrower than keys": (
+        "DeepseekV3",
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": None,
+            "kv_lora_rank": 32,
+            "v_head_dim": 8,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 16,
+            "first_k_dense_replace": 2,
+        },
+    ),
 }
 IDS = torch.randint(3, 96, (2, 40), generator=torch.Generator().manual_seed(1))
 
 
 def build(name: str, dtype: torch.dtype = torch.float32) -> Any:
     family, settings = MODELS[name]
-    config = getattr(transformers, f"{family}Config")(**SIZES, **settings)
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **settings})
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     for path, parameter in model.named_parameters():

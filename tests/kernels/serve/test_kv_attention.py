@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,
+    DeepseekV3Config,
     Gemma2Config,
     LlamaConfig,
     MistralConfig,
@@ -21,7 +22,11 @@ from quantwatch_kernels.serve.kv_attention import Score, mixed_attention
 from quantwatch_kernels.serve.kv_cache import QuantizedCache, QuantizedLayer
 from quantwatch_kernels.serve.kv_reads import ONE_BY_ONE, Arrivals, reads_codes
 from quantwatch_kernels.serve.kv_scheme import SCHEMES, KVScheme, PlaneScheme, scheme_named
-from quantwatch_kernels.serve.kv_single_pass import quantized_kv, serve_through_
+from quantwatch_kernels.serve.kv_single_pass import (
+    calibrate_gains,
+    quantized_kv,
+    serve_through_,
+)
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -87,6 +92,20 @@ def test_each_query_reads_what_it_finds(queries: int, keys: int, softcap: float 
     ):
         found = mixed_attention(q, (k, v), (kc, vc), reads, mask, Score(softcap=softcap))
         assert torch.allclose(found.double(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [1, 3, 12])
+def test_values_of_another_width_than_keys(width: int) -> None:
+    """Catches an output that is shaped like the query."""
+    q, k, _, kc, _ = tensors(3, 5)
+    v, vc = torch.randn(2, 2, 2, 5, width, generator=torch.Generator().manual_seed(2))
+    reads = torch.rand(3, 5, generator=torch.Generator().manual_seed(1)) < 0.5
+    found = mixed_attention(q, (k, v), (kc, vc), reads, None)
+    one_by_one = [
+        mixed_attention(q, (k, x.expand_as(k)), (kc, y.expand_as(k)), reads, None)[..., :1]
+        for x, y in zip(v.split(1, -1), vc.split(1, -1), strict=True)
+    ]
+    assert torch.allclose(found, torch.cat(one_by_one, -1), atol=1e-6)
 
 
 def test_without_codes_it_is_attention() -> None:
@@ -268,6 +287,23 @@ def test_refused() -> None:
         with pytest.raises(ValueError, match="padded on the right only"):
             model(whole, attention_mask=padded, use_cache=False)
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("width", [32, 64], ids=["values narrower", "values as wide as keys"])
+def test_latents_are_refused(width: int) -> None:
+    """Catches codes of keys and values in a model that caches what it expands them from."""
+    config = DeepseekV3Config(
+        **{**SIZES, "num_key_value_heads": 4, "head_dim": 16},
+        **{"q_lora_rank": None, "kv_lora_rank": 32, "first_k_dense_replace": 2},
+        **{"qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "v_head_dim": width},
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    before = model.config._attn_implementation
+    with pytest.raises(ValueError, match="DeepseekV3Attention caches latents, not keys and values"):
+        serve_through_(model, SMALL)
+    with pytest.raises(ValueError, match="caches latents"):
+        calibrate_gains(model, scheme_named("int4+gain"), [torch.ones(1, 9, dtype=torch.long)])
+    assert model.config._attn_implementation == before
 
 
 @pytest.mark.parametrize("name", SCHEMES)

@@ -130,9 +130,12 @@ class Clamped(nn.Module):
 
 
 def test_what_can_not_be_taken() -> None:
+    """Catches weights that stay rounded although nothing was replaced."""
     model = nn.ModuleDict({"experts": Clamped()})
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(ValueError, match="experts: Clamped computes something else"):
         serve_experts_(model, "int8")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     model["experts"].act_fn = nn.GELU()
     with pytest.raises(ValueError, match=r"no stack .* with silu: it has GELU"):
         serve_experts_(model, "int8")

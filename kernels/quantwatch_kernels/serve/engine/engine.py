@@ -102,8 +102,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Let a request wait. Raises ValueError for one that can't be served, no other."""
-        total = len(request.prompt) + request.max_new_tokens
-        if self._positions is not None and total > self._positions:
+        if self._positions is not None and request.num_stored > self._positions:
             raise ValueError(
                 f"request {request.name!r}: {len(request.prompt)} tokens and "
                 f"{request.max_new_tokens} new ones; the model has {self._positions} positions."

@@ -203,7 +203,7 @@ def test_one_that_cannot_be_served_is_refused_and_the_others_go_on(llama: Any) -
     good = asked((5, 9))
     bad = [
         Request("long", prompt(60), 4),
-        Request("positions", prompt(250), 7),
+        Request("positions", prompt(250), 8),
         Request("unknown", (1, 96), 4),
     ]
     with Engine(llama, EngineConfig(12, 4, Limits(16, 4))) as engine:
@@ -212,8 +212,40 @@ def test_one_that_cannot_be_served_is_refused_and_the_others_go_on(llama: Any) -
     assert [ended[one.name].reason for one in bad] == ["refused"] * 3
     errors = [str(ended[one.name].error) for one in bad]
     assert "60 tokens and 4 new ones take 16 pages of 4 tokens; the pool has 11" in errors[0]
-    assert "250 tokens and 7 new ones; the model has 256 positions" in errors[1]
+    assert "250 tokens and 8 new ones; the model has 256 positions" in errors[1]
     assert "token 96 isn't one of 96" in errors[2]
+
+
+@pytest.mark.parametrize(("length", "new"), [(256, 1), (250, 7)])
+def test_all_positions_of_the_model_may_be_used(llama: Any, length: int, new: int) -> None:
+    """The last token is never computed, so it takes no position."""
+    one = Request("full", prompt(length), new)
+    expected = alone(llama, [one])
+    with Engine(llama, EngineConfig(66, 4, Limits(64, 4))) as engine:
+        assert tokens(engine, [one]) == expected
+
+
+@pytest.mark.parametrize("scheme", ["int8-symmetric", "int4", "int2-plain"])
+def test_numbers_that_no_code_can_hold_fail_their_request_only(scheme: str) -> None:
+    """Catches one request whose keys stop every other one, step after step."""
+    model = build("llama")
+    good = asked((5, 9, 13))
+    with Engine(model, EngineConfig(64, 4, Limits(16, 4), kv_scheme=scheme)) as engine:
+        expected = tokens(engine, good)
+    said = {token for one in good for token in (*one.prompt, *expected[one.name])}
+    poison = next(token for token in range(1, 96) if token not in said)
+
+    def enlarge(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        is_poison = args[0].isclose(marked, atol=1e-5).all(-1, keepdim=True)
+        return (args[0] * torch.where(is_poison, 1e9, 1.0),)
+
+    layer = model.model.layers[0]
+    marked = layer.input_layernorm(model.get_input_embeddings().weight[poison])
+    layer.self_attn.v_proj.register_forward_pre_hook(enlarge)
+    with Engine(model, EngineConfig(64, 4, Limits(16, 4), kv_scheme=scheme)) as engine:
+        ended = engine.run([Request("bad", (3, poison, 5), 4), *good])
+    assert {one.name: ended[one.name].tokens for one in good} == expected
+    assert (ended["bad"].reason, ended["bad"].tokens) == ("failed", ())
 
 
 def test_logits_that_are_not_finite_fail_their_request_only() -> None:

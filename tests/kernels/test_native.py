@@ -1,0 +1,70 @@
+"""C++ helpers: which compiler builds them, where they are kept, and what happens without."""
+
+import shutil
+from pathlib import Path
+
+import platformdirs
+import pytest
+
+from quantwatch_kernels.native import library, why_not_built
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A source of one function, and an empty cache."""
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++")
+    monkeypatch.setattr(platformdirs, "user_cache_dir", lambda _: str(tmp_path / "cache"))
+    monkeypatch.delenv("CXX", raising=False)
+    path = tmp_path / "answer.cpp"
+    path.write_text('extern "C" int answer() { return ANSWER; }\n')
+    return path
+
+
+@pytest.mark.parametrize("compiler", ["", "g++", "g++ -DUNUSED", "env LC_ALL=C g++"])
+def test_the_compiler_may_have_arguments(
+    source: Path, compiler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a wrapper (`ccache g++`) that is looked for as one name."""
+    monkeypatch.setenv("CXX", compiler)
+    assert library(source, "-DANSWER=42").answer() == 42
+    assert library(source, "-DANSWER=43").answer() == 43
+
+
+@pytest.mark.parametrize("left", [b"", b"\x7fELF"], ids=["empty", "cut off"])
+def test_a_library_that_can_not_be_loaded_is_built_anew(
+    source: Path, left: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a machine that went down once and is slow ever after."""
+    library(source, "-DANSWER=1")
+    (built,) = (source.parent / "cache" / "native").iterdir()
+    # Elsewhere: the loader knows what it has loaded by its path.
+    other = source.parent / "other" / "native" / built.name
+    other.parent.mkdir(parents=True)
+    other.write_bytes(left)
+    monkeypatch.setattr(platformdirs, "user_cache_dir", lambda _: str(source.parent / "other"))
+    assert library(source, "-DANSWER=1").answer() == 1
+    assert other.read_bytes() == built.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("compiler", "said"),
+    [
+        ("nobody++ -O1", "there is no C++ compiler 'nobody++'"),
+        ("false", "Command '['false'"),
+        ("true", "No such file"),
+    ],
+)
+def test_no_compiler_says_why(
+    source: Path, compiler: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a compiler that fails, or writes nothing, as an internal error."""
+    monkeypatch.setenv("CXX", compiler)
+    reason = str(why_not_built(source))
+    assert reason.startswith("answer.cpp can't be built: ")
+    assert said in reason
+
+
+def test_a_cache_that_can_not_be_written_says_why(source: Path) -> None:
+    (source.parent / "cache").write_text("a file")
+    assert "Not a directory" in str(why_not_built(source, "-DANSWER=1"))
