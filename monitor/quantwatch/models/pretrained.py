@@ -90,7 +90,7 @@ def _loader(settings: Any, skeletons: list[Skeleton] | None) -> Callable[..., An
     from transformers import AutoModelForCausalLM
 
     if skeletons is None:
-        return AutoModelForCausalLM.from_pretrained
+        return AutoModelForCausalLM.from_pretrained  # type: ignore[no-any-return]
     return partial(streamed_model, settings, skeletons)
 
 

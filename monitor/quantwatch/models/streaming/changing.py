@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -102,7 +101,7 @@ class _Faults:
     ) -> None:
         self.notes: dict[str, None] = {}
         """What was planted in layers, in words."""
-        self._place: Any = (module, anatomy)
+        self._module, self._anatomy = module, anatomy
         self._outside: list[FaultConfig] = []
         self._inside: dict[int, list[FaultConfig]] = {}
         places = {**anatomy.linears, **anatomy.taps}
@@ -113,8 +112,11 @@ class _Faults:
 
     def outside(self) -> tuple[str, ...]:
         """Plant those that are in no layer; return what was done, in words."""
-        return plant(*self._place, self._outside)
+        return plant(self._module, self._anatomy, self._outside)
+
+    def _planted(self, index: int) -> tuple[str, ...]:
+        return plant(self._module, self._anatomy, self._inside.get(index, []))
 
     def inside(self, index: int) -> None:
         """Plant a layer's faults; it has values now."""
-        self.notes |= dict.fromkeys(plant(*self._place, self._inside.get(index, [])))
+        self.notes |= dict.fromkeys(self._planted(index))

@@ -59,7 +59,7 @@ def streamed_model(
     if kind.config_class is settings.sub_configs.get("text_config"):
         settings = settings.get_text_config()
     options.pop("trust_remote_code", None)
-    made = streamed_class(kind, skeletons).from_pretrained(location, config=settings, **options)
-    model, info = made
+    made: Any = streamed_class(kind, skeletons)
+    model, info = made.from_pretrained(location, config=settings, **options)
     model.__class__ = kind
     return model, info
