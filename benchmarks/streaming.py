@@ -22,7 +22,7 @@ WIDTH, INNER, HEADS, VOCABULARY = 1024, 4096, 16, 4096
 LAYER_BYTES = 4 * (4 * WIDTH * WIDTH + 3 * WIDTH * INNER + 2 * WIDTH)
 OUTSIDE_BYTES = 4 * (2 * VOCABULARY * WIDTH + WIDTH)
 PROMPT = 128
-FAULT = {"scope": "layers.1.mlp.down_proj", "scale": 1.05}
+FAULT: Any = {"scope": "layers.1.mlp.down_proj", "scale": 1.05}
 
 
 def generate(folder: Path, gigabytes: float) -> int:
@@ -84,7 +84,7 @@ def child(folder: Path, memory: str, tokens: int, limit: int) -> None:
     started = time.perf_counter()
     configs = {
         "reference": VariantConfig(model=str(folder)),
-        "faulty": VariantConfig(model=str(folder), faults=[FAULT]),  # type: ignore[list-item]
+        "faulty": VariantConfig(model=str(folder), faults=(FAULT,)),
     }
     models = {
         name: load_variant(

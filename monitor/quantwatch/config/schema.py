@@ -109,8 +109,8 @@ class CheckConfig(Strict):
     batch_tokens: int = Field(default=256, ge=1, description="Padded tokens per batch.")
     memory: Literal["resident", "streamed"] = Field(
         default="resident",
-        description="Whole models in memory, or one decoder layer at a time, for models larger "
-        "than it.",
+        description="resident: whole models in memory; streamed: one decoder layer at a time, for "
+        "models larger than it.",
     )
     threads: int | None = Field(
         default=None,
