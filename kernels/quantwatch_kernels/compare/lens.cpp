@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <exception>
 #include <limits>
 #include <thread>
 #include <vector>
@@ -202,8 +203,14 @@ extern "C" void lens_take(const float* z, const float* z_other, int64_t rows, in
   };
   const int64_t share = (rows + threads - 1) / std::max<int64_t>(threads, 1);
   std::vector<std::thread> others;
-  for (int64_t first = share; first < rows; first += share)
-    others.emplace_back(work, first, std::min(first + share, rows));
+  for (int64_t first = share; first < rows; first += share) {
+    const int64_t last = std::min(first + share, rows);
+    try {
+      others.emplace_back(work, first, last);
+    } catch (const std::exception&) {  // no more threads here: nothing may leave through C
+      work(first, last);
+    }
+  }
   work(0, std::min(share, rows));
   for (auto& each : others) each.join();
 }

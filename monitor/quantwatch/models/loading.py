@@ -15,6 +15,7 @@ from quantwatch.models.anatomy import Anatomy, resolve
 from quantwatch.models.changing import Changes, Figures, change
 from quantwatch.models.loaded import LoadedModel
 from quantwatch.models.opening import Opened, check_device, open_module, open_source
+from quantwatch.models.quantized import stored_bytes
 from quantwatch.models.quiet import quiet
 from quantwatch.models.recipes import (
     Calibrate,
@@ -106,7 +107,8 @@ def _finish(name: str, opened: Opened, changes: Changes, source: Json) -> Loaded
     figures = _changed(opened, changes, anatomy, dtype)
     texts = changes.serve_inputs or CalibrationInputs(())
     served = Served() if changes.serve is None else serve(module, changes.serve, texts.ids)
-    size = figures.size_bytes - served.saved_bytes
+    # Experts as codes: what lies in memory now, whatever a quantized file took.
+    size = stored_bytes(module) if served.saved_bytes else figures.size_bytes
     ids, notes = real_ids(module, anatomy, opened.tokenizer)
     variant = Variant(
         name=name,

@@ -51,7 +51,6 @@ class LayoutAttention:
         shape = (len(call.queries), call.queries.shape[1], call.values.shape[2])
         if len(parts) == 1:  # all tokens, in order
             return self._answer(call, call.queries, parts[0])
-        shape = (len(call.queries), call.queries.shape[1], call.values.shape[2])
         out = call.queries.new_empty(shape)
         for part in parts:
             mine = call.queries.index_select(0, part.tokens)
