@@ -39,8 +39,9 @@ QUICK = ("int8", "int4", "kivi2")
 REACH = {
     "int8": 0.0001,
     "int8-centered": 0.0001,
-    "k5v4": 0.0045,
+    "int4": 0.0045,
     "int4-centered": 0.0045,
+    "k5v4": 0.0045,
     "int2": 0.08,
 }
 """On 16 windows of WikiText-2's test text, SmolLM2-135M."""
