@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +50,7 @@ class RouterWatch:
         self.paths: dict[Scope, str] = {}
         """Layer → module path of its router."""
         self._module = model.module
-        self._rules: dict[Scope, AnyRouter] = {}
+        self._known: set[Scope] = set()
         self._unknown: dict[Scope, str] = {}
         self._batch: Batch | None = None
         self._choices = Choices()
@@ -70,12 +70,12 @@ class RouterWatch:
         elif isinstance(rule, str):
             self._unknown[scope] = rule
         else:
-            self._rules[scope] = rule
+            self._known.add(scope)
         self.paths.setdefault(scope, path)
 
     def hook(self) -> Iterator[RemovableHandle]:
         """Hook every router whose rule is known."""
-        for scope in self._rules.keys() - self._unknown.keys():
+        for scope in self._known - self._unknown.keys():
             module = self._module.get_submodule(self.paths[scope])
             yield module.register_forward_hook(partial(self._see, scope), with_kwargs=True)
 
@@ -88,7 +88,7 @@ class RouterWatch:
             yield choices
         finally:
             self._batch = None
-        for scope in self._rules.keys() - self._unknown.keys():
+        for scope in self._known - self._unknown.keys():
             if self._firings[scope] != 1:
                 self._forget(scope, f"it fires {self._firings[scope]} times in one forward")
 
@@ -118,7 +118,8 @@ class RouterWatch:
             x = self._batch.select(given.reshape(-1, given.shape[-1]))
             try:
                 seen = Routed(x, module.get_parameter("weight"), logits)
-                decided = decided_choices(seen, ids, self._rules[scope])
+                # Read now: a streamed layer has values only while it runs.
+                decided = decided_choices(seen, ids, cast(AnyRouter, family_rule(module)))
             except (ValueError, AttributeError) as error:
                 self._forget(scope, str(error))
                 return
