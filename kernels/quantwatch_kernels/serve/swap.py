@@ -5,9 +5,9 @@ mean nothing. Planes are copied as bytes, so no value is touched on the way (NaN
 packed nibbles included). A page that others also use is copied too, and stays with them; pages that
 a sliding window dropped stay null.
 
-All or nothing, both ways: no room in the host tier, or no idle blocks in the pool, raises before
-anything has changed. What was given up: parts. A request goes and comes back whole, even if the
-prefix cache still holds some of what it waits for.
+All or nothing, both ways: no room in the host tier, no idle blocks in the pool, or a copy that
+fails raises, and every slot and block is where it was. What was given up: parts. A request goes and
+comes back whole, even if the prefix cache still holds some of what it waits for.
 """
 
 from collections.abc import Sequence
@@ -106,14 +106,17 @@ class SwapSpace:
         for block in blocks:
             if block != NULL_BLOCK and pool.ref_cnt(block) == 0:
                 raise ValueError(f"block {block} is used by nobody; it can't be swapped out.")
-        slots: list[int | None] = []
-        for block in blocks:
-            slots.append(None if block == NULL_BLOCK else self._free.pop())
-            if slots[-1] is not None:
-                self._pages.save(block, self._slot(slots[-1]))
+        taken = self._free[len(self._free) - wanted :]
+        slot = iter(taken)
+        slots = tuple(None if block == NULL_BLOCK else next(slot) for block in blocks)
+        for block, at in zip(blocks, slots, strict=True):
+            if at is not None:
+                self._pages.save(block, self._slot(at))
+        # Taken only now: a copy that fails (a device, a mapped file) leaves them free.
         pool.free(blocks)
-        self._held.update(slot for slot in slots if slot is not None)
-        return Swapped(tuple(slots))
+        del self._free[len(self._free) - wanted :]
+        self._held.update(taken)
+        return Swapped(slots)
 
     def swap_in(self, swapped: Swapped, pool: BlockPool) -> list[int]:
         """Copy pages back into new blocks and return the table's blocks.
@@ -121,11 +124,16 @@ class SwapSpace:
         Raises PoolExhaustedError when too few are idle; the pages then stay in the host tier.
         """
         self._check(swapped)
-        new = iter(pool.take(swapped.num_pages))
+        taken = pool.take(swapped.num_pages)
+        new = iter(taken)
         blocks = [NULL_BLOCK if slot is None else next(new) for slot in swapped.slots]
-        for block, slot in zip(blocks, swapped.slots, strict=True):
-            if slot is not None:
-                self._pages.load(block, self._slot(slot))
+        try:
+            for block, slot in zip(blocks, swapped.slots, strict=True):
+                if slot is not None:
+                    self._pages.load(block, self._slot(slot))
+        except BaseException:
+            pool.free(taken)
+            raise
         self.discard(swapped)
         return blocks
 

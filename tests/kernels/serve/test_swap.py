@@ -87,6 +87,35 @@ def test_a_shared_page_stays_with_the_others() -> None:
     assert [pool.ref_cnt(block) for block in blocks] == [1, 0]
 
 
+@pytest.mark.parametrize("way", ["out", "in"])
+def test_a_copy_that_fails_loses_nothing(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches slots or blocks that nobody has after a device or a file refused in the middle."""
+    planes = int4_planes()
+    pages = PageBytes(planes)
+    space, pool = SwapSpace(HostTensors(4, pages.page_bytes), pages), BlockPool(6)
+    blocks = pool.take(3)
+    before = [raw(planes, block) for block in blocks]
+    swapped = None if way == "out" else space.swap_out(blocks, pool)
+    room = space.num_free, pool.num_free
+    copies, real = iter([True, False]), getattr(pages, "save" if way == "out" else "load")
+
+    def copy(block: int, at: Tensor) -> None:
+        if not next(copies):
+            raise RuntimeError("the device is gone")
+        real(block, at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pages, "save" if way == "out" else "load", copy)
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            space.swap_out(blocks, pool) if swapped is None else space.swap_in(swapped, pool)
+    assert (space.num_free, pool.num_free) == room
+    swapped = swapped or space.swap_out(blocks, pool)
+    for plane in planes:
+        plane.view(torch.uint8).fill_(7)
+    assert [raw(planes, block) for block in space.swap_in(swapped, pool)] == before
+    assert (space.num_free, pool.num_free) == (4, 2)
+
+
 def test_no_room_changes_nothing() -> None:
     """Catches half a request in the host: too few slots, then too few blocks for the way back."""
     planes = [torch.arange(6).reshape(6, 1)]

@@ -82,13 +82,21 @@ class Scheduler:
         raise ValueError(f"there is no request {name!r}; it may have ended.")
 
     def schedule(self) -> Batch:
-        """Reserve slots for the next batch and return it; empty if nobody is there."""
+        """Reserve slots for the next batch and return it; empty if nobody is there.
+
+        If the pages raise on the way (a swap whose copy fails), who had slots by then waits and is
+        computed again, and nobody is lost.
+        """
         step = _Step(self.limits.max_batch_tokens)
-        for one, num_new in self._shares():
-            if one in self._running and self._make_room(one, num_new, step):
-                self._give(one, num_new, step)
-        while not step.preempted and self._admit_next(step):
-            pass
+        try:
+            for one, num_new in self._shares():
+                if one in self._running and self._make_room(one, num_new, step):
+                    self._give(one, num_new, step)
+            while not step.preempted and self._admit_next(step):
+                pass
+        except BaseException:
+            self.abandon(Batch(tuple(step.rows)))
+            raise
         self.stats.steps += 1
         return Batch(tuple(step.rows), tuple(step.copies))
 
@@ -183,7 +191,6 @@ class Scheduler:
         one = self._waiting[0]
         if not self._fits(one):
             return False
-        self._waiting.pop(0)
         if one.in_host:
             self._blocks.resume(one.name)
             one.in_host = False
@@ -192,6 +199,7 @@ class Scheduler:
             self.stats.cached_tokens += one.computed
             if one.num_cached is None:
                 one.num_cached = one.computed
+        self._waiting.pop(0)
         insort(self._running, one, key=lambda other: other.order)
         self._give(one, min(one.missing, step.budget), step)
         return True

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -239,6 +241,39 @@ def test_a_step_that_raised_is_done_again() -> None:
     assert (scheduler.running, scheduler.waiting, blocks.tokens) == ((), ("a", "b"), {})
     ended = drain(scheduler)
     assert [len(ended[name].tokens) for name in "ab"] == [4, 4]
+
+
+@pytest.mark.parametrize("call", ["start", "resume", "reserve", "preempt"])
+@pytest.mark.parametrize("after", range(6))
+def test_pages_that_raise_lose_nobody(
+    call: str, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches who was taken from a queue before its pages came, and slots of a batch that isn't."""
+
+    def serve(*, broken: bool) -> dict[str, tuple[int, ...]]:
+        blocks = CountedBlocks(6, host=8)
+        scheduler = Scheduler(blocks, Limits(16, 3, reserve=0))
+        for name in ("a", "b", "c"):
+            scheduler.add(request(name, 5, new=9))
+        calls, real, ended = count(), getattr(blocks, call), dict[str, Outcome]()
+
+        def fails(*args: Any) -> Any:
+            if next(calls) == after:
+                raise RuntimeError("the device is gone")
+            return real(*args)
+
+        if broken:
+            monkeypatch.setattr(blocks, call, fails)
+        for _ in range(100):
+            try:
+                ended |= {outcome.name: outcome for outcome in step(scheduler)[1]}
+            except RuntimeError:
+                assert len({*scheduler.running, *scheduler.waiting, *ended}) == 3
+        assert blocks.num_free == blocks.num_usable
+        assert not blocks.away
+        return {name: outcome.tokens for name, outcome in ended.items()}
+
+    assert serve(broken=True) == serve(broken=False)
 
 
 def test_shared_pages_cost_nothing_and_are_not_computed() -> None:
