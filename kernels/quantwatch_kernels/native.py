@@ -2,10 +2,9 @@
 
 A library is built by the C++ compiler (`CXX`, which may have arguments, else g++) for this CPU and
 kept in the user's cache under the hash of source, flags and CPU; one that can't be loaded is built
-anew. Nothing of torch is compiled against, so any torch can
-load it: `torch.utils.cpp_extension` takes much longer for the same lines and binds them to one
-release. Without a compiler `why_not_built` says so; callers then use their torch path, counted as a
-fallback.
+anew. Nothing of torch is compiled against, so any torch can load it (`torch.utils.cpp_extension`
+compiles torch's headers and binds the result to one release). Without a compiler `why_not_built`
+says so; callers then use their torch path, counted as a fallback.
 """
 
 import ctypes

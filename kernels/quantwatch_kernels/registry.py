@@ -162,7 +162,7 @@ class Op(Generic[P, R]):
 
         Raises ValueError for an unknown back end, or when none applies.
         """
-        wanted = self._default() if backend is None else backend
+        wanted = self.preferred(self.backends[0]) if backend is None else backend
         if wanted not in self._backends:
             raise ValueError(
                 f"{self.name} has no back end {wanted!r}; it has {', '.join(self.backends)}."
@@ -181,6 +181,7 @@ class Op(Generic[P, R]):
         why_not = self._backends[backend].why_not
         return None if why_not is None else why_not(*args, **kwargs)
 
-    def _default(self) -> str:
-        preferred = _preferred.get()
-        return self.backends[0] if preferred not in self._backends else str(preferred)
+    def preferred(self, usual: str) -> str:
+        """Return the back end that `prefer` asks for if this operator has it, else `usual`."""
+        asked = _preferred.get()
+        return usual if asked is None or asked not in self._backends else asked

@@ -115,10 +115,10 @@ def lens_statistics(
     check_pair("hidden states", h_ref, h_cand)
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1; it is {chunk}.")
-    # On other devices the pieces' back end isn't wanted in the first place.
-    wanted = None if h_ref.device.type == "cpu" else "aten"
+    # Elsewhere pieces aren't wanted in the first place: nothing falls back.
+    usual = "native" if h_ref.device.type == "cpu" else "aten"
     with torch.no_grad():
-        return LENS.run(wanted, h_ref, h_cand, readout, chunk)
+        return LENS.run(LENS.preferred(usual), h_ref, h_cand, readout, chunk)
 
 
 def lens_kl(h_ref: Tensor, h_cand: Tensor, readout: Readout) -> Tensor:

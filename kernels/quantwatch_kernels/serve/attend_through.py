@@ -10,11 +10,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
-__all__ = ["attend_through_", "check_whole_texts", "register", "restored"]
+__all__ = [
+    "attend_through_",
+    "check_whole_texts",
+    "refuse_sinks",
+    "register",
+    "replace_attention_",
+    "restored",
+]
 
 
 def register(name: str, attention: Any) -> None:
@@ -23,8 +30,8 @@ def register(name: str, attention: Any) -> None:
     AttentionMaskInterface.register(name, eager_mask)
 
 
-def attend_through_(model: Any, name: str, state: Any) -> None:
-    """Make every attention of `model` the registered one; `state` is its attribute `_<name>`.
+def replace_attention_(model: Any, name: str) -> list[nn.Module]:
+    """Make every attention of `model` the registered one; return the attentions.
 
     Raises ValueError for a model whose attention can't be replaced, which stays as it was.
     """
@@ -37,7 +44,15 @@ def attend_through_(model: Any, name: str, state: Any) -> None:
     if not attentions or any(m.config._attn_implementation != name for m in attentions):
         model.set_attn_implementation(before)
         raise ValueError(f"{type(model).__name__}: its attention can't be replaced.")
-    for module in attentions:
+    return attentions
+
+
+def attend_through_(model: Any, name: str, state: Any) -> None:
+    """Replace every attention of `model`; each finds `state` in its attribute `_<name>`.
+
+    Raises ValueError as `replace_attention_` does.
+    """
+    for module in replace_attention_(model, name):
         setattr(module, f"_{name}", state)
 
 
@@ -54,12 +69,17 @@ def restored(model: Any, name: str) -> Iterator[None]:
             model.set_attn_implementation(before)
 
 
+def refuse_sinks(module: Any, s_aux: Tensor | None) -> None:
+    """Raise ValueError for an attention whose softmax has learned sinks (gpt-oss)."""
+    if s_aux is not None:
+        raise ValueError(f"{type(module).__name__} has attention sinks of its own, not supported.")
+
+
 def check_whole_texts(
     module: Any, query: Tensor, key: Tensor, mask: Tensor | None, s_aux: Tensor | None
 ) -> None:
     """Raise ValueError unless this is a pass over texts from their first token on."""
-    if s_aux is not None:
-        raise ValueError(f"{type(module).__name__} has attention sinks of its own, not supported.")
+    refuse_sinks(module, s_aux)
     if query.shape[-2] != key.shape[-2]:
         raise ValueError("this attention takes whole texts in one pass, without a cache.")
     if mask is not None and not _begin_at_once(mask):

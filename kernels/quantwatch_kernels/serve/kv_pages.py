@@ -128,10 +128,11 @@ class QuantizedPages:
         scheme: KVScheme,
         device: torch.device | str = "cpu",
     ) -> None:
-        if scheme.flush != 1 or scheme.sinks or scheme.window or scheme.gain:
+        neighbours = scheme.flush != 1 or scheme.sinks or scheme.window or scheme.gain
+        if neighbours or scheme.high_layers:
             raise ValueError(
-                "pages take each token by itself: no groups of tokens, means, products, sinks, "
-                "window, gain or top pages."
+                "pages hold schemes that store every token by itself: no groups of tokens, means, "
+                "products, sinks, window, gain or top pages, and one form for all layers."
             )
         if scheme.keys.floats or scheme.values.floats:
             raise ValueError("pages of codes hold no 16-bit floats.")

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from transformers import AttentionInterface
 
+from quantwatch_kernels.serve.attend_through import refuse_sinks, replace_attention_
 from quantwatch_kernels.serve.paged_attention import AttentionRule
 
 __all__ = ["Attends", "AttentionCall", "held", "hold", "running"]
@@ -59,11 +60,10 @@ def _attention(
 
 
 def _refuse(module: Any, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
-    what = type(module).__name__
-    if kwargs.get("s_aux") is not None:
-        raise ValueError(f"{what} has attention sinks of its own, not supported.")
+    refuse_sinks(module, kwargs.get("s_aux"))
     causal = kwargs.get("is_causal", getattr(module, "is_causal", True))
     if mask is not None or causal is False:
+        what = type(module).__name__
         raise ValueError(f"{what} isn't causal attention over one text, not supported.")
 
 
@@ -88,11 +88,7 @@ def hold(model: Any) -> str:
     before = str(model.config._attn_implementation)
     if before == NAME:
         raise ValueError(f"{type(model).__name__} is held by an engine already.")
-    attentions = [m for m in model.modules() if hasattr(m, "layer_idx") and hasattr(m, "config")]
-    model.set_attn_implementation(NAME)
-    if not attentions or any(m.config._attn_implementation != NAME for m in attentions):
-        model.set_attn_implementation(before)
-        raise ValueError(f"{type(model).__name__}: its attention can't be replaced.")
+    replace_attention_(model, NAME)
     return before
 
 

@@ -84,10 +84,9 @@ class FloatPages:
 
 
 class CodePages:
-    """Codes of a scheme that stores token by token. Raises ValueError for any other."""
+    """Codes of a scheme that stores token by token. Raises ValueError for others (`kv_pages`)."""
 
     def __init__(self, shapes: Sequence[LayerShape], pool: PoolShape, scheme: KVScheme) -> None:
-        check_scheme(scheme)
         self.page_size, self._dtype = pool.page_size, pool.dtype
         self._layers = [
             QuantizedPages(pool.num_blocks, _page(one, pool), scheme, pool.device) for one in shapes
@@ -121,17 +120,6 @@ def _page(shape: LayerShape, pool: PoolShape) -> PageShape:
 def make_pages(shapes: Sequence[LayerShape], pool: PoolShape, scheme: KVScheme | None) -> Pages:
     """Return pages of numbers, or of codes."""
     return FloatPages(shapes, pool) if scheme is None else CodePages(shapes, pool, scheme)
-
-
-def check_scheme(scheme: KVScheme) -> None:
-    """Raise ValueError for a scheme whose codes can't lie in pages token by token."""
-    if scheme.flush != 1 or scheme.window or scheme.sinks or scheme.high_layers:
-        raise ValueError(
-            "pages hold schemes that store every token by itself: scales per token, no group of "
-            f"tokens, no product, no mean, no sinks, window or high layers; this one flushes "
-            f"{scheme.flush} tokens and has {scheme.sinks} sinks, a window of {scheme.window} and "
-            f"high layers {list(scheme.high_layers)}."
-        )
 
 
 def copy_pages(pages: Pages, copies: Sequence[Writable]) -> None:
