@@ -42,6 +42,10 @@ class LoadCounts:
         theirs, ours = self._found.get(load.scope, none)
         self._found[load.scope] = (theirs + load.reference, ours + load.candidate)
 
+    def shifts(self) -> dict[Scope, float]:
+        """Return the load shift of each layer over all prompts."""
+        return {scope: load_shift(*pair) for scope, pair in self._found.items()}
+
     def measurements(self) -> Iterator[Measurement]:
         """Yield one row per metric and layer: a single value, that of all tokens together."""
         for scope, (theirs, ours) in self._found.items():

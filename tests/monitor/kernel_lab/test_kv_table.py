@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quantwatch.kernel_lab.references import load_reference, yardstick
 from quantwatch.kernel_lab.tables import kv
-from quantwatch.kernel_lab.tables.kv_rows import bits
+from quantwatch.kernel_lab.tables.kv_rows import bar, bits
 from quantwatch.kernel_lab.tables.model import Table, TableRequest, to_json
 from quantwatch_kernels.serve.kv_cache import QuantizedCache
 from quantwatch_kernels.serve.kv_reads import Arrivals
@@ -60,6 +60,26 @@ def test_bits_and_capacity_by_hand(table: Table) -> None:
     assert rows["int8"]["bits"] == pytest.approx(8 + (16 + 8) / 8)
     assert rows["int8"]["capacity"] == pytest.approx(16 / 11)
     assert rows["int4"]["bits"] == pytest.approx(4 + (16 + 4) / 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "stored_bits", "expected"),
+    [
+        ("float16", 16.0, None),
+        ("int8", 8.4, 0.0001), ("int8-symmetric", 8.3, 0.0001), ("int8-policy", 11.1, 0.0001),
+        ("int8-chunk", 8.0, None), ("kivi8", 8.8, None),
+        ("int4-symmetric", 4.3, 0.0045), ("int4", 4.6, 0.0045), ("kivi4", 4.6, 0.0045),
+        ("k5v4", 4.9, 0.0045), ("int4", 5.0, 0.0045), ("int4-window", 5.01, None),
+        ("kivi2", 2.6, None), ("int2-plain", 2.3, None),
+        ("kivi2-r4", 5.1, 0.08), ("int2", 5.1, 0.08), ("int2-plain+gain", 2.3, 0.08),
+        ("kivi2+top4", 4.0, 0.08), ("int2-plain+sinks4", 2.4, 0.08),
+    ],
+)  # fmt: skip
+def test_a_bar_is_for_a_kind_of_scheme(
+    name: str, stored_bits: float, expected: float | None
+) -> None:
+    """Catches a bar that stands only beside the schemes which reach it."""
+    assert bar(scheme_named(name), stored_bits) == expected
 
 
 def test_bars_belong_to_one_model(table: Table) -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from quantwatch.domain import Observation, Scope, TokenMatrix
 from quantwatch.metrics.floor import NoiseFloor
+from quantwatch.metrics.registry import METRICS
 
 LAYER, OTHER = Scope("layers.0"), Scope("layers.1")
 
@@ -25,6 +26,19 @@ def test_the_floor_is_the_largest_departure() -> None:
     assert floor["cosine", LAYER] == pytest.approx(1e-9, rel=1e-6)
     assert floor["rel_error", LAYER] == 3e-6
     assert floor["rel_error", OTHER] == 2e-6
+
+
+@pytest.mark.parametrize(
+    ("metric", "tie", "expected"),
+    [("router_overlap", 0.5, 0.05), ("router_weight_l1", 2.0, 0.2), ("router_flips", 1.0, 0.1)],
+)
+def test_one_tie_of_a_router_is_no_wide_floor(metric: str, tie: float, expected: float) -> None:
+    """Catches a floor of one token's jump, three of which no mean over tokens can ever exceed."""
+    best = METRICS[metric].best_value
+    parts = np.full((1, 4), best), np.full((1, 6), best)
+    parts[1][0, 2] = tie
+    floor = _seen(*(TokenMatrix(metric, (LAYER,), part) for part in parts))
+    assert floor.values == {(metric, LAYER): pytest.approx(expected)}
 
 
 @pytest.mark.parametrize(

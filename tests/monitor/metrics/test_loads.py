@@ -61,6 +61,11 @@ def test_the_floor_of_loads() -> None:
     floor.observe(Observation("reference", 0, (), loads=(load([3, 1], [2, 2]),)))
     floor.observe(Observation("reference", 1, (), loads=(load([0, 0], [0, 0]),)))
     assert floor.values == {("router_load_tv", LAYER): 0.25}
+    # One token goes elsewhere: 0.5 of this prompt, 1 of 8 slots of what is measured.
+    floor.observe(Observation("reference", 2, (), loads=(load([2, 2], [3, 1]),)))
+    assert floor.values == {("router_load_tv", LAYER): 0.0}
+    floor.observe(Observation("threads", 0, (), loads=(load([3, 1], [2, 2]),)))
+    assert floor.values == {("router_load_tv", LAYER): 0.25}
 
 
 @pytest.mark.parametrize("scope", ["layers.*", "layers.3", "*"])

@@ -1,8 +1,6 @@
 """Row-wise symmetric int8 quantization: one program a row, two passes over its blocks.
 
-The rules are those of `row_codes`, bit for bit: division rounded to nearest (`/` is 2 ulp off on a
-GPU), halves to even by adding 1.5·2²³ (no `rint` outside libdevice, which the interpreter lacks),
-clamped before the cast (a GPU may saturate where others wrap).
+The rules are those of `codes`.
 """
 
 import torch
@@ -11,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quantwatch_kernels.quantize.row_codes import RowCodes
+from quantwatch_kernels.quantize.triton.codes import codes_of, row_scale, seen
 
 __all__ = ["quantize_rows_triton"]
 
@@ -25,21 +24,13 @@ def _quantize_rows(x, codes, scales, K, stride_m, stride_k, BLOCK: tl.constexpr)
     for start in range(0, K, BLOCK):
         k = start + tl.arange(0, BLOCK)
         values = tl.load(x + m * stride_m + k * stride_k, mask=k < K, other=0.0).to(tl.float32)
-        size = tl.abs(values)
-        finite = size < float("inf")  # false for NaN, too
-        bad = tl.maximum(bad, tl.where(finite, 0, 1))
-        largest = tl.maximum(largest, tl.where(finite, size, 0.0))
-    damaged = tl.max(bad, axis=0) > 0
-    scale = tl.div_rn(tl.max(largest, axis=0), 127.0)
-    scale = tl.where(scale == 0.0, 1.0, scale)
+        largest, bad = seen(values, k < K, largest, bad)
+    scale, damaged = row_scale(largest, bad)
     tl.store(scales + m, tl.where(damaged, float("nan"), scale))
     for start in range(0, K, BLOCK):
         k = start + tl.arange(0, BLOCK)
         values = tl.load(x + m * stride_m + k * stride_k, mask=k < K, other=0.0).to(tl.float32)
-        values = tl.where(damaged, 0.0, values)
-        steps = tl.minimum(tl.maximum(tl.div_rn(values, scale), -127.0), 127.0)
-        steps = (steps + 12582912.0) - 12582912.0
-        tl.store(codes + m * K + k, steps.to(tl.int8), mask=k < K)
+        tl.store(codes + m * K + k, codes_of(values, scale, damaged), mask=k < K)
 
 
 def quantize_rows_triton(x_MK: Tensor) -> RowCodes:

@@ -1,7 +1,7 @@
 """act(gate) · up (+ int8 codes): one program a row. silu(g) = g ÷ (1 + e⁻ᵍ).
 
 gelu with tanh is the same with another argument: ½ (1 + tanh z) = 1 ÷ (1 + e⁻²ᶻ), which also spares
-the cancellation of 1 + tanh. Everything is float32 and rounded once; codes as in `rms_norm`.
+the cancellation of 1 + tanh. Everything is float32 and rounded once; codes as in `codes.py`.
 """
 
 import math
@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quantwatch_kernels.serve.triton.parts import exponential, nearest
+from quantwatch_kernels.quantize.triton.codes import codes_of, row_scale, seen
+from quantwatch_kernels.serve.triton.parts import exponential
 
 __all__ = ["act_mul_quantize_triton", "act_mul_triton"]
 
@@ -42,23 +43,18 @@ def _act_mul(
         k = start + tl.arange(0, BLOCK)
         value = _product(gate, up, m, k, K, g_m, g_k, u_m, u_k, root, GELU)
         if CODES:
-            size = tl.abs(value.to(gate.dtype.element_ty).to(tl.float32))
-            finite = size < float("inf")  # false for NaN, too
-            bad = tl.maximum(bad, tl.where(finite | (k >= K), 0, 1))
-            largest = tl.maximum(largest, tl.where(finite & (k < K), size, 0.0))
+            rounded = value.to(gate.dtype.element_ty).to(tl.float32)
+            largest, bad = seen(rounded, k < K, largest, bad)
         else:
             tl.store(y + m * K + k, value.to(y.dtype.element_ty), mask=k < K)
     if CODES:
-        damaged = tl.max(bad, axis=0) > 0
-        scale = tl.div_rn(tl.max(largest, axis=0), 127.0)
-        scale = tl.where(scale == 0.0, 1.0, scale)
+        scale, damaged = row_scale(largest, bad)
         tl.store(scales + m, tl.where(damaged, float("nan"), scale))
         for start in range(0, K, BLOCK):
             k = start + tl.arange(0, BLOCK)
             value = _product(gate, up, m, k, K, g_m, g_k, u_m, u_k, root, GELU)
-            value = tl.where(damaged, 0.0, value.to(gate.dtype.element_ty).to(tl.float32))
-            steps = tl.minimum(tl.maximum(tl.div_rn(value, scale), -127.0), 127.0)
-            tl.store(y + m * K + k, nearest(steps).to(tl.int8), mask=k < K)
+            rounded = value.to(gate.dtype.element_ty).to(tl.float32)
+            tl.store(y + m * K + k, codes_of(rounded, scale, damaged), mask=k < K)
 
 
 def _run(gate: Tensor, up: Tensor, activation: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quantwatch_kernels.quantize.recipe import WeightSpec
-from quantwatch_kernels.serve.triton.parts import nearest
+from quantwatch_kernels.quantize.triton.codes import nearest
 
 __all__ = ["kv_quantize_triton"]
 

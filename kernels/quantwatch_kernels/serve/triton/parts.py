@@ -1,4 +1,4 @@
-"""What several kernels compute with: an exponential, a hyperbolic tangent, rounding to codes.
+"""What several kernels compute with: an exponential and a hyperbolic tangent.
 
 `tl.exp` becomes one product and an approximate 2^x on a GPU, whose error grows with the argument;
 here the whole part is split off first, so that the rest is below 0.35. There is no `tanh` outside
@@ -8,7 +8,7 @@ libdevice, which the interpreter lacks.
 import triton
 import triton.language as tl
 
-__all__ = ["exponential", "hyperbolic_tangent", "nearest"]
+__all__ = ["exponential", "hyperbolic_tangent"]
 
 
 @triton.jit
@@ -28,9 +28,3 @@ def hyperbolic_tangent(x):
     square = x * x
     near = x * (1.0 + square * (-1 / 3 + square * (2 / 15 - square * (17 / 315))))
     return tl.where(tl.abs(x) < 0.15, near, far)
-
-
-@triton.jit
-def nearest(steps):
-    """Round |steps| < 2²² half to even (no `rint` outside libdevice)."""
-    return (steps + 12582912.0) - 12582912.0

@@ -2,8 +2,7 @@
 
 Statistics and division are float32, `1 ÷ √(mean s² + ε)` rounded to nearest at each step. The sum
 is rounded to the input's dtype before anything is computed of it. Codes are those of
-`quantize_rows` on the rounded result, bit for bit: division to nearest, halves to even, clamped
-before the cast.
+`quantize_rows` on the rounded result, bit for bit (`quantize.triton.codes`).
 """
 
 import torch
@@ -11,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quantwatch_kernels.quantize.triton.codes import codes_of, row_scale, seen
 from quantwatch_kernels.serve.fused_norm import Norm
-from quantwatch_kernels.serve.triton.parts import nearest
 
 __all__ = ["add_rms_norm_quantize_triton", "add_rms_norm_triton"]
 
@@ -58,24 +57,19 @@ def _add_rms_norm(
         total = _sum(x, residual, m, k, K, x_m, x_k, r_m, r_k, HAS_RESIDUAL)
         normal = _normal(total, weight, k, K, inverse, GEMMA)
         if CODES:
-            size = tl.abs(normal.to(x.dtype.element_ty).to(tl.float32))
-            finite = size < float("inf")  # false for NaN, too
-            bad = tl.maximum(bad, tl.where(finite | (k >= K), 0, 1))
-            largest = tl.maximum(largest, tl.where(finite & (k < K), size, 0.0))
+            rounded = normal.to(x.dtype.element_ty).to(tl.float32)
+            largest, bad = seen(rounded, k < K, largest, bad)
         else:
             tl.store(y + m * K + k, normal.to(y.dtype.element_ty), mask=k < K)
     if CODES:
-        damaged = tl.max(bad, axis=0) > 0
-        scale = tl.div_rn(tl.max(largest, axis=0), 127.0)
-        scale = tl.where(scale == 0.0, 1.0, scale)
+        scale, damaged = row_scale(largest, bad)
         tl.store(scales + m, tl.where(damaged, float("nan"), scale))
         for start in range(0, K, BLOCK):
             k = start + tl.arange(0, BLOCK)
             total = _sum(x, residual, m, k, K, x_m, x_k, r_m, r_k, HAS_RESIDUAL)
             normal = _normal(total, weight, k, K, inverse, GEMMA)
-            normal = tl.where(damaged, 0.0, normal.to(x.dtype.element_ty).to(tl.float32))
-            steps = tl.minimum(tl.maximum(tl.div_rn(normal, scale), -127.0), 127.0)
-            tl.store(y + m * K + k, nearest(steps).to(tl.int8), mask=k < K)
+            rounded = normal.to(x.dtype.element_ty).to(tl.float32)
+            tl.store(y + m * K + k, codes_of(rounded, scale, damaged), mask=k < K)
 
 
 def _run(

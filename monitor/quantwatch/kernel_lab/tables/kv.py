@@ -15,6 +15,9 @@ products, gains, bounds and fetched pages, and what stays in full precision as 1
 sequence of 512 tokens, all layers; capacity is that of a bfloat16 cache without sinks, window and
 high layers, 16 ÷ bits of what is stored. Gains are calibrated on later windows (or other prompts).
 
+Bars (`kv_rows.bar`) are shown for SmolLM2-135M on a text of 16 windows or more, for every scheme of
+their kind.
+
 On llama.cpp's windows (the second half scored) its q8_0 and q4_0 caches are beside two schemes; its
 figures belong to that text and model alone.
 """
@@ -24,7 +27,7 @@ from dataclasses import dataclass
 
 from quantwatch.kernel_lab.measure import Figures, Yardstick
 from quantwatch.kernel_lab.references import load_reference, yardstick
-from quantwatch.kernel_lab.tables.kv_rows import COLUMNS, NAMES, PEERS, QUICK, REACH, KVPeer, bits
+from quantwatch.kernel_lab.tables.kv_rows import COLUMNS, NAMES, PEERS, QUICK, KVPeer, bar, bits
 from quantwatch.kernel_lab.tables.model import Cell, Rows, Table, TableRequest
 from quantwatch.kernel_lab.tables.peers import is_peers, not_peers_note
 from quantwatch.kernel_lab.texts import calibration_text
@@ -70,14 +73,15 @@ def build(request: TableRequest) -> Table:
     measured = yardstick(loaded, request.text, windows=windows, last=_LAST)
     lab = _Lab(loaded, measured, request)
     protocols = (PUBLISHED, SERVED) if request.text is not None else (_SINGLY_EXACT, _SINGLY)
+    barred = request.model == "smollm2-135m" and request.text is not None and not request.quick
     rows = Rows(COLUMNS, request.tell)
     for name in QUICK if request.quick else NAMES:
         request.tell(name)
         scheme = scheme_named(name)
         gains = lab.gains(scheme)
         figures, served = (through(measured, scheme, how, gains) for how in protocols)
-        reach = REACH.get(name) if request.model == "smollm2-135m" else None
-        row = _row(bits(loaded, scheme), figures, None, reach)
+        stored = bits(loaded, scheme)
+        row = _row(stored, figures, None, bar(scheme, stored["bits"]) if barred else None)
         rows.add(name, measured.text.name, *row, served.kl, served.kl_se)
     comparable = request.text is not None and not request.quick
     if comparable:

@@ -36,15 +36,8 @@ COMPENSATED = (
 """Each compensation on one scheme, beside the scheme without any."""
 NAMES = (*SCHEMES, *COMPENSATED)
 QUICK = ("int8", "int4", "kivi2")
-REACH = {
-    "int8": 0.0001,
-    "int8-centered": 0.0001,
-    "int4": 0.0045,
-    "int4-centered": 0.0045,
-    "k5v4": 0.0045,
-    "int2": 0.08,
-}
-"""On 16 windows of WikiText-2's test text, SmolLM2-135M."""
+_PER_TOKEN_8, _AT_MOST_5, _REPAIRED_2 = 0.0001, 0.0045, 0.08
+"""Mean KL to reach on 16 windows of WikiText-2's test text, SmolLM2-135M, published protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +56,39 @@ PEERS = {
 """Keys and values alike; half of their KL is to be reached."""
 
 
-def bits(loaded: LoadedModel, scheme: KVScheme) -> dict[str, float]:
-    """Return bits per cached number, those in host memory, and the capacity of what is stored."""
+def bar(scheme: KVScheme, stored_bits: float) -> float | None:
+    """Return the mean KL that a scheme is to reach, by what it is and not by how it came out.
+
+    INT8 with a scale per token; codes of 4 bits for keys or values at no more than 5 bits a number,
+    all counted; 2 bits for keys and values with any compensation. Others have none.
+    """
+    planes = scheme.keys, scheme.values
+    if any(plane.floats for plane in planes):
+        return None
+    widths = sorted(plane.spec.format.bits for plane in planes)
+    if widths == [8, 8]:
+        return _PER_TOKEN_8 if all(plane.per == "token" for plane in planes) else None
+    if widths[0] == 4:
+        return _AT_MOST_5 if stored_bits <= 5 else None
+    ranks = any(plane.rank for plane in planes)
+    kept = scheme.sinks or scheme.window or scheme.high_layers
+    repaired = ranks or kept or scheme.gain or scheme.top_pages
+    return _REPAIRED_2 if widths == [2, 2] and repaired else None
+
+
+def bits(loaded: LoadedModel, scheme: KVScheme, tokens: int = WINDOW) -> dict[str, float]:
+    """Return bits per cached number, those in host memory, and the capacity of what is stored.
+
+    The first two of a sequence of so many tokens: what stays in full precision counts less in a
+    longer one.
+    """
     features = head_features(loaded.module)
     settings: Any = loaded.module.config
     layers = settings.get_text_config(decoder=True).num_hidden_layers
     bare = replace(scheme, sinks=0, window=0, high_layers=())
     stored = bare.bits_per_element(8 * scheme.flush * WINDOW, features)
     return {
-        "bits": scheme.bits_per_element(WINDOW, features, layers),
-        "host": scheme.host_bits_per_element(WINDOW),
+        "bits": scheme.bits_per_element(tokens, features, layers),
+        "host": scheme.host_bits_per_element(tokens),
         "capacity": 16 / stored,
     }

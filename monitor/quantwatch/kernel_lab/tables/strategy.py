@@ -12,7 +12,7 @@ One row per strategy, all against the same model with a float32 cache:
 
 A prompt of 384 tokens comes at once, all others one by one, each stored before it is attended to.
 Slopes are least squares over all tokens of a window; their mean and standard error are over
-windows. Gains are calibrated on text behind what is measured.
+windows. Bits per cached number are those of a window's length.
 """
 
 import math
@@ -90,7 +90,7 @@ class Series:
 
 
 def build(request: TableRequest) -> Table:
-    """Measure each strategy; with `quick` four of them on one window of 512 tokens."""
+    """Measure each strategy; with `quick` four of them on two windows of 512 tokens."""
     loaded = load_reference(request.model, request.cache_dir, off_grid_seed=None)
     most = min(_LENGTH, context_length(loaded.module) or _LENGTH)
     length = WINDOW if request.quick else most // WINDOW * WINDOW
@@ -117,7 +117,12 @@ def _row(lab: _Lab, name: str) -> tuple[Cell, ...]:
     with quantized_kv(module, scheme, Arrivals(lab.continued.prompt)):
         common, parted = parting(module, lab.continued)
     return (
-        *(name, bits(lab.loaded, scheme)["bits"], errors.scores, errors.outputs),
+        *(
+            name,
+            bits(lab.loaded, scheme, lab.windows[0].shape[1])["bits"],
+            errors.scores,
+            errors.outputs,
+        ),
         _l2(series),
         *_growth([one.nll[0].item() for one in series]),
         *by_part([one.kl for one in series]),
