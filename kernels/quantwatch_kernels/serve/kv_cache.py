@@ -5,7 +5,8 @@ newest tokens in full precision and everything between as `StoredPlane`s, one pe
 never changed. `update` returns all keys and values, what is stored restored from its codes: a chunk
 of queries reads what is stored once its own keys are in, or with `own = "exact"` what was stored
 before (`kv_reads`). Restoring at each step costs time, not
-memory: nothing but one layer's numbers exists in full precision at a time.
+memory: nothing but one layer's numbers exists in full precision at a time. Pages that a query
+chooses need the model to attend through `kv_choosing.choosing`.
 """
 
 from typing import Any, Literal
@@ -18,11 +19,12 @@ from quantwatch_kernels.serve.kv_gain import KVGains, check_gains
 from quantwatch_kernels.serve.kv_plane import PlaneScheme
 from quantwatch_kernels.serve.kv_policy import KVScheme
 from quantwatch_kernels.serve.kv_quant import StoredPlane, restore, store
+from quantwatch_kernels.serve.kv_top_pages import HostKeys, choose
 
 Own = Literal["codes", "exact"]
 """Whether a chunk of queries finds codes of its own keys, or itself in full precision."""
 
-__all__ = ["QuantizedCache", "QuantizedLayer"]
+__all__ = ["ChoosingLayer", "QuantizedCache", "QuantizedLayer"]
 
 
 class _Plane:
@@ -70,7 +72,7 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]  # an untyped libra
         self.scheme, self.own = scheme, own
         self._gains = (None, None) if gains is None else gains
         self._planes: tuple[_Plane, _Plane] | None = None
-        self._tokens = 0
+        self._tokens = self._read_end = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take over batch, heads and dtype."""
@@ -90,6 +92,7 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]  # an untyped libra
         assert self._planes is not None
         stored = self.scheme.stored_end(self._tokens)
         self._tokens += key_states.shape[-2]
+        self._read_end = self.scheme.stored_end(self._tokens) if self.own == "codes" else stored
         due = self.scheme.stored_end(self._tokens) - max(stored, self.scheme.sinks)
         for plane, new in zip(self._planes, (key_states, value_states), strict=True):
             plane.add(new, self.scheme.sinks)
@@ -115,7 +118,8 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]  # an untyped libra
 
     def reset(self) -> None:
         """Forget everything."""
-        self._planes, self._tokens, self.is_initialized = None, 0, False
+        self._planes, self.is_initialized = None, False
+        self._tokens = self._read_end = 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:  # noqa: ARG002 — the caller's signature
         """Refuse: the rows of stored codes are not moved between beams."""
@@ -126,6 +130,55 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]  # an untyped libra
         """Bytes of codes, scales, zeros, products and what is in full precision."""
         return sum(plane.num_bytes for plane in self._planes or ())
 
+    def codes_read(self, keys: int) -> Tensor:
+        """Return bool [keys]: what the last `update` read from codes."""
+        position = torch.arange(keys)
+        return (position >= self.scheme.sinks) & (position < self._read_end)
+
+
+class ChoosingLayer(QuantizedLayer):
+    """One whose queries choose pages of keys that they read in full precision."""
+
+    attended = False
+    """Whether the model's attention asks for pages; else codes alone would be read, unsaid."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Add new tokens as every cache does, and their keys to those in host memory."""
+        if not self.attended:
+            raise ValueError("pages are chosen by queries: run inside `choosing(model, cache)`.")
+        if self._tokens == 0:
+            self._host = HostKeys(key_states[..., :0, :], self.scheme.page)
+        self._host.add(key_states[..., max(self.scheme.sinks - self._tokens, 0) :, :])
+        return super().update(key_states, value_states, *args, **kwargs)
+
+    def fetch(
+        self, query: Tensor, keys: Tensor, codes_read: Tensor, seen: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return which keys are chosen, [B, Hkv, Tq, Tk], and `keys` with those as they were."""
+        chosen = choose(query, self._host.bounds, self.scheme, codes_read, seen)
+        wanted = chosen.flatten(0, 2).any(0).nonzero().flatten()
+        fetched = self._host.keys[..., (wanted - self.scheme.sinks).cpu(), :]
+        return chosen, keys.index_copy(-2, wanted, fetched.to(keys))
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        del self._host
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the keys in host memory."""
+        return self._host.keys.nbytes if self._tokens else 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of what every cache keeps and of the bounds."""
+        return super().num_bytes + (
+            sum(bound.nbytes for bound in self._host.bounds) if self._tokens else 0
+        )
+
 
 class QuantizedCache(Cache):  # type: ignore[misc]  # an untyped library
     """The cache of a whole model; layers in `scheme.high_layers` are plain."""
@@ -135,20 +188,18 @@ class QuantizedCache(Cache):  # type: ignore[misc]  # an untyped library
     ) -> None:
         """`num_layers`: of the model.
 
-        Raises ValueError for high layers that it doesn't have, for gains that are missing or too
-        many, and for pages that a query chooses: a cache never sees the queries.
+        Raises ValueError for high layers that it doesn't have, and for gains that are missing or
+        too many.
         """
         check_gains(scheme, gains)
-        if scheme.top_pages:
-            raise ValueError("a cache doesn't see queries, which top pages are chosen by.")
         wrong = [layer for layer in scheme.high_layers if layer >= num_layers]
         if wrong:
             raise ValueError(f"layers {wrong} are to stay high; the model has {num_layers}.")
-        high = set(scheme.high_layers)
+        high, kind = set(scheme.high_layers), ChoosingLayer if scheme.top_pages else QuantizedLayer
         layers = [
             DynamicLayer()
             if number in high
-            else QuantizedLayer(scheme, own, None if gains is None else gains.by_layer[number])
+            else kind(scheme, own, None if gains is None else gains.by_layer[number])
             for number in range(num_layers)
         ]
         super().__init__(layers=layers)

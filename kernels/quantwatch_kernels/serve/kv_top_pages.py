@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quantwatch_kernels.serve.kv_policy import KVScheme
 
-__all__ = ["chosen_keys", "page_bounds"]
+__all__ = ["HostKeys", "choose", "chosen_keys", "page_bounds"]
 
 
 def page_bounds(keys_BHnD: Tensor, page: int) -> tuple[Tensor, Tensor]:
@@ -28,6 +28,25 @@ def page_bounds(keys_BHnD: Tensor, page: int) -> tuple[Tensor, Tensor]:
     return pages.amin(-2).half(), pages.amax(-2).half()
 
 
+class HostKeys:
+    """All keys behind the sinks in host memory; bounds of their whole pages beside the codes."""
+
+    def __init__(self, none_BHnD: Tensor, page: int) -> None:
+        """Keep nothing yet: `none_BHnD` has no tokens, but shape, dtype and device of the keys."""
+        self.keys = none_BHnD.cpu()
+        self.bounds = page_bounds(none_BHnD, page)
+        self._page = page
+
+    def add(self, keys_BHnD: Tensor) -> None:
+        """Keep new tokens' keys, and bounds of the pages that became whole."""
+        self.keys = torch.cat([self.keys, keys_BHnD.cpu()], -2)
+        begin = self.bounds[0].shape[-2] * self._page
+        end = self.keys.shape[-2] // self._page * self._page
+        added = page_bounds(self.keys[..., begin:end, :], self._page)
+        low, high = (torch.cat([o, n.to(o)], -2) for o, n in zip(self.bounds, added, strict=True))
+        self.bounds = low, high
+
+
 def chosen_keys(
     query: Tensor, keys: Tensor, scheme: KVScheme, codes_read: Tensor, seen: Tensor
 ) -> Tensor:
@@ -36,22 +55,34 @@ def chosen_keys(
     Queries [B, Hq, Tq, D], keys [B, Hkv, Tk, D], `codes_read` bool [Tq, Tk], `seen` bool that
     broadcasts to [B, 1, Tq, Tk].
     """
-    batch, shared, tokens, _ = keys.shape
-    queries, page = query.shape[-2], scheme.page
-    first = min(scheme.sinks, tokens)
-    count = (tokens - first) // page
-    chosen = torch.zeros(batch, shared, queries, tokens, dtype=torch.bool, device=keys.device)
+    first = min(scheme.sinks, keys.shape[-2])
+    end = first + (keys.shape[-2] - first) // scheme.page * scheme.page
+    bounds = page_bounds(keys[..., first:end, :], scheme.page)
+    return choose(query, bounds, scheme, codes_read, seen)
+
+
+def choose(
+    query: Tensor,
+    bounds: tuple[Tensor, Tensor],
+    scheme: KVScheme,
+    codes_read: Tensor,
+    seen: Tensor,
+) -> Tensor:
+    """Return what `chosen_keys` does, from the bounds [B, Hkv, pages, D] of the whole pages."""
+    low, high = (x.float() for x in bounds)
+    (batch, shared, count, _), (queries, tokens) = low.shape, codes_read.shape[-2:]
+    first, page = min(scheme.sinks, tokens), scheme.page
+    chosen = torch.zeros(batch, shared, queries, tokens, dtype=torch.bool, device=low.device)
     if count == 0 or queries == 0:
         return chosen
     end = first + count * page
-    low, high = (x.float() for x in page_bounds(keys[..., first:end, :], page))
     q = query.float().reshape(batch, shared, -1, queries, query.shape[-1])
-    bounds = q.clamp(min=0) @ high[:, :, None].mT + q.clamp(max=0) @ low[:, :, None].mT
+    largest = q.clamp(min=0) @ high[:, :, None].mT + q.clamp(max=0) @ low[:, :, None].mT
     readable = (codes_read & seen)[..., first:end]
     candidates = readable.reshape(*readable.shape[:-1], count, page).any(-1)
-    bounds = bounds.amax(2).masked_fill(~candidates, -torch.inf)
-    best = bounds.topk(min(scheme.top_pages, count), -1)
-    picked = torch.zeros_like(bounds, dtype=torch.bool)
+    largest = largest.amax(2).masked_fill(~candidates, -torch.inf)
+    best = largest.topk(min(scheme.top_pages, count), -1)
+    picked = torch.zeros_like(largest, dtype=torch.bool)
     picked.scatter_(-1, best.indices, best.values > -torch.inf)
     chosen[..., first:end] = picked.repeat_interleave(page, -1)
     return chosen

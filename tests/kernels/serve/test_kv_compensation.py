@@ -1,5 +1,6 @@
 """What repairs codes: pages that a query chooses, and calibrated gains, each against float64."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from quantwatch_kernels.serve.kv_attention import mixed_attention
-from quantwatch_kernels.serve.kv_cache import QuantizedCache
+from quantwatch_kernels.serve.kv_cache import ChoosingLayer, QuantizedCache, QuantizedLayer
+from quantwatch_kernels.serve.kv_choosing import choosing
 from quantwatch_kernels.serve.kv_errors import AttentionErrors
 from quantwatch_kernels.serve.kv_gain import GainSums, KVGains
 from quantwatch_kernels.serve.kv_plane import PlaneScheme
@@ -151,6 +153,57 @@ def test_a_padded_text_chooses_what_it_would_alone() -> None:
     assert torch.allclose(found[1, :41], alone[1], rtol=0, atol=1e-9)
 
 
+LATE = KVScheme(PlaneScheme(2), PlaneScheme(3), 1, 5, (1,), top_pages=2, page=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", ["codes", "exact"])
+@pytest.mark.parametrize(("prefill", "chunk"), [(0, 1), (21, 1), (20, 9), (60, 99)])
+@pytest.mark.parametrize("scheme", [PAGES, LATE], ids=["pages", "window and a high layer"])
+def test_decoding_chooses_what_one_pass_chooses(
+    scheme: KVScheme, prefill: int, chunk: int, own: Any
+) -> None:
+    """Catches pages chosen a step too early, from codes, or fetched for another key head."""
+    model, text = build().double(), ids(60, texts=2)
+    arrivals = Arrivals(prefill, chunk, own)
+    with torch.no_grad(), quantized_kv(model, scheme, arrivals):
+        expected = model(text, use_cache=False).logits
+    cache = QuantizedCache(scheme, 2, own)
+    parts = [text[:, :prefill], *torch.split(text[:, prefill:], chunk, 1)]
+    with torch.no_grad(), choosing(model, cache):
+        found = [model(part, cache=cache).logits for part in parts if part.shape[1]]
+    assert torch.allclose(torch.cat(found, 1), expected, rtol=0, atol=1e-9)
+    with torch.no_grad(), quantized_kv(model, replace(scheme, top_pages=0), arrivals):
+        without = model(text, use_cache=False).logits
+    if prefill < 60 or own == "codes":
+        assert not torch.allclose(expected, without, atol=1e-4)
+
+
+def test_generate_chooses_pages() -> None:
+    """Catches a cache that runs on after the context, one that isn't the model's, and its bytes."""
+    model, text = build(), ids(41)
+    said: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    cache = QuantizedCache(PAGES, 2)
+    with choosing(model, cache):
+        out = model.generate(text, cache=cache, pad_token_id=0, **said)
+        with pytest.raises(ValueError, match="without the cache"):
+            model(text, use_cache=False)
+    with torch.no_grad(), quantized_kv(model, PAGES, Arrivals(41)):
+        logits = model(out[:, :-1], use_cache=False).logits
+    assert torch.equal(logits[0, 40:].argmax(-1), out[0, 41:])
+    layers = [layer for layer in cache.layers if isinstance(layer, ChoosingLayer)]
+    assert [layer.host_bytes for layer in layers] == 2 * [45 * 2 * 32 * 4]
+    pages, heads, features, of_two_bytes = 45 // 4, 2, 32, 2
+    for layer in layers:
+        codes = QuantizedLayer.num_bytes.fget(layer)  # type: ignore[attr-defined]
+        assert layer.num_bytes - codes == 2 * pages * heads * features * of_two_bytes
+    with pytest.raises(ValueError, match="run inside"):
+        model(text[:, :1], cache=cache)
+    assert model.config._attn_implementation == "sdpa"
+    cache.reset()
+    assert cache.num_bytes == 0
+
+
 def through(model: Any, text: Tensor, scheme: KVScheme) -> Tensor:
     with quantized_kv(model, scheme):
         logits: Tensor = model(text, use_cache=False).logits
@@ -237,7 +290,10 @@ def test_refused() -> None:
     cases: dict[str, Any] = {
         "has a gain, which must be calibrated first": lambda: QuantizedCache(GAIN, 2),
         "given to a scheme that uses none": lambda: QuantizedCache(plain, 2, gains=gains),
-        "doesn't see queries": lambda: QuantizedCache(PAGES, 2),
+        "run inside .choosing": lambda: model(ids(9), cache=QuantizedCache(PAGES, 2)),
+        "no top pages: nothing is chosen": lambda: choosing(
+            model, QuantizedCache(plain, 2)
+        ).__enter__(),
         "no gain that could be calibrated": lambda: calibrate_gains(model, plain, [ids(40)]),
         "no calibration text": lambda: calibrate_gains(model, GAIN, [ids(2)]),
         "gains of 2 layers; not of 2": lambda: gains.apply(2, (ids(1), ids(1))),
