@@ -139,6 +139,8 @@ def sensitivities(
             part.expert is not None for g in groups for part in g.parts
         ):
             probes = list(names)
+        what = "embedding" if embedding else f"each of {len(mine)} places"
+        wanted.tell(f"{what} alone in {', '.join(probes)}, then in the other formats' errors")
         for row in measure_sensitivity(
             yardstick.module, texts, mine, specs, probes=probes, calibration=calibration
         ):

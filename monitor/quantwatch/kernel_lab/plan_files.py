@@ -8,8 +8,9 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from quantwatch.errors import UserError
 from quantwatch_kernels.planning.alpha_beta import GB, GIB
@@ -20,6 +21,30 @@ _UNITS = {
     "KiB": 2**10, "MiB": 2**20, "GiB": GIB, "TiB": 2**40,
 }  # fmt: skip
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
+
+
+class Kind(NamedTuple):
+    """What a column holds, in words and as a function that raises ValueError for other text."""
+
+    words: str
+    read: Callable[[str], Any]
+
+
+def _bounded(read: Callable[[str], float], allowed: Callable[[float], bool]) -> Callable[..., Any]:
+    def checked(text: str) -> float:
+        value = read(text)
+        if not (isfinite(value) and allowed(value)):
+            raise ValueError
+        return value
+
+    return checked
+
+
+WORD = Kind("a word", str)
+NUMBER = Kind("a number", _bounded(float, lambda _: True))
+WHOLE = Kind("a whole number of 1 or more", _bounded(int, lambda value: value >= 1))
+POSITIVE = Kind("a number above 0", _bounded(float, lambda value: value > 0))
+AMOUNT = Kind("a number of 0 or more", _bounded(float, lambda value: value >= 0))
 
 
 @contextmanager
@@ -45,20 +70,22 @@ def read_text(path: Path) -> str:
         raise UserError(f"{path}: {error.strerror}") from error
 
 
-def read_samples(path: Path, columns: Mapping[str, Callable[[str], Any]]) -> list[dict[str, Any]]:
-    """Return the rows of a CSV with at least these columns, each cell made by its function."""
+def read_samples(path: Path, columns: Mapping[str, Kind]) -> list[dict[str, Any]]:
+    """Return the rows of a CSV with at least these columns, each cell read as its kind says."""
     reader = csv.DictReader(read_text(path).splitlines())
     if missing := [name for name in columns if name not in (reader.fieldnames or ())]:
         raise UserError(f"{path}: no column {missing[0]!r}; it needs {', '.join(columns)}")
     rows = []
     for row in reader:
         found = {}
-        for name, make in columns.items():
+        for name, kind in columns.items():
+            text = row[name] or ""
             try:
-                found[name] = make(row[name] or "")
+                found[name] = kind.read(text)
             except ValueError as error:
                 line = f"{path}, line {reader.line_num}"
-                raise UserError(f"{line}: {name} is {row[name]!r}, no {make.__name__}") from error
+                said = f"{name} is {text!r}, not" if text else f"{name} is missing, it is"
+                raise UserError(f"{line}: {said} {kind.words}") from error
         rows.append(found)
     if not rows:
         raise UserError(f"{path}: no samples below the header")

@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from quantwatch.errors import UserError
-from quantwatch.kernel_lab.plan_files import naming, read_samples, read_toml, size_in_bytes
+from quantwatch.kernel_lab.plan_files import (
+    AMOUNT,
+    POSITIVE,
+    naming,
+    read_samples,
+    read_toml,
+    size_in_bytes,
+)
 from quantwatch.kernel_lab.tables.model import Cell, Column, Table
 from quantwatch_kernels.planning.alpha_beta import (
     GB,
@@ -77,7 +84,7 @@ def _topology(plan: Path, document: Mapping[str, Any]) -> Topology:
         if between in links or between[::-1] in links:
             raise UserError(f"{plan}: the link {'–'.join(between)} comes twice")
         path = plan.parent / entry["samples"]
-        rows = read_samples(path, {"bytes": float, "seconds": float})
+        rows = read_samples(path, {"bytes": AMOUNT, "seconds": POSITIVE})
         with naming(path):
             links[between] = fit_alpha_beta(Transfer(r["bytes"], r["seconds"]) for r in rows)
     with naming(plan):

@@ -4,7 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quantwatch.errors import UserError
-from quantwatch.kernel_lab.plan_files import naming, read_samples, read_text
+from quantwatch.kernel_lab.plan_files import (
+    AMOUNT,
+    NUMBER,
+    POSITIVE,
+    WHOLE,
+    WORD,
+    naming,
+    read_samples,
+    read_text,
+)
 from quantwatch.kernel_lab.tables.model import Cell, Column, Table
 from quantwatch_kernels.planning.alpha_beta import GB, GIB, AlphaBeta, fit_alpha_beta
 from quantwatch_kernels.planning.bandwidth import (
@@ -44,7 +53,7 @@ def pareto_table(
     samples: Path, pages: KVPages, budget: int | None, epsilon: float, *, length_counts: bool
 ) -> Table:
     """Return every measured batch × length that fits `budget` bytes of KV, with its front."""
-    wanted = {"batch": int, "length": int, "tokens": int, "seconds": float}
+    wanted = {"batch": WHOLE, "length": WHOLE, "tokens": WHOLE, "seconds": POSITIVE}
     repeats: dict[tuple[int, int, int], list[float]] = {}
     for row in read_samples(samples, wanted):
         key = (row["batch"], row["length"], row["tokens"])
@@ -67,11 +76,13 @@ def pareto_table(
          p.kv_bytes, ranks[i], beaten[i], i in chosen)
         for i, p in enumerate(fitting)
     )  # fmt: skip
-    notes = (
-        "Front 0 is beaten by nothing at the medians; intervals cover the median by 95 % or more.",
-        f"{len(points) - len(fitting)} of {len(points)} shapes don't fit the budget.",
-    )
-    return Table("Batch × length", _PARETO, rows, notes)
+    notes = [
+        "Front 0 is beaten by nothing at the medians; intervals cover the median by 95 % or more."
+    ]
+    if budget is not None:
+        large = len(points) - len(fitting)
+        notes.append(f"{large} of {len(points)} shapes don't fit {budget:,} bytes.")
+    return Table("Batch × length", _PARETO, rows, tuple(notes))
 
 
 _PARETO = (
@@ -115,7 +126,7 @@ _PARALLEL = (
 
 
 def _links(samples: Path) -> dict[str, AlphaBeta]:
-    wanted = {"collective": str, "devices": int, "bytes": float, "seconds": float}
+    wanted = {"collective": WORD, "devices": WHOLE, "bytes": AMOUNT, "seconds": POSITIVE}
     rows = read_samples(samples, wanted)
     if other := [r["collective"] for r in rows if r["collective"] not in _COLLECTIVES]:
         allowed = " or ".join(_COLLECTIVES)
@@ -142,10 +153,10 @@ def _fit_note(name: str, fit: AlphaBeta) -> str:
 
 def bandwidth_table(samples: Path, copies: Path, rule: Rule) -> Table:
     """Return the times during which memory bandwidth was the bottleneck."""
-    measured = read_samples(copies, {"bytes": float, "seconds": float})
+    measured = read_samples(copies, {"bytes": POSITIVE, "seconds": POSITIVE})
     with naming(copies):
         peak = measured_peak([(row["bytes"], row["seconds"]) for row in measured])
-    read = read_samples(samples, {"at_s": float, "bytes": float, "seconds": float})
+    read = read_samples(samples, {"at_s": NUMBER, "bytes": AMOUNT, "seconds": POSITIVE})
     series = [Sample(row["at_s"], row["bytes"], row["seconds"]) for row in read]
     with naming(samples):
         shares, episodes = utilisation(series, peak), bottlenecks(series, peak, rule)

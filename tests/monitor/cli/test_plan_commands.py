@@ -76,14 +76,14 @@ def test_pareto(run: Run, write: Write) -> None:
         (1, 64): 1,
     }
     assert [key for key, row in by.items() if row["surely_beaten"]] == [(1, 64), (2, 64)]
-    assert "0 of 4" in notes
+    assert "fit" not in notes
 
 
 def test_pareto_with_a_budget_and_length_as_a_goal(run: Run, write: Write) -> None:
     path = write("s.csv", SHAPES)
     small, notes = rows(run, "pareto", path, *KV, "--budget", "1 MB")
     assert [(row["batch"], row["length"]) for row in small] == [(1, 16), (2, 16)]
-    assert "2 of 4" in notes
+    assert "2 of 4 shapes don't fit 1,000,000 bytes" in notes
     longer, _ = rows(run, "pareto", path, *KV, "--length-counts")
     assert {(row["batch"], row["length"]): row["front"] for row in longer}[2, 64] == 0
 
@@ -149,10 +149,10 @@ BAD: dict[str, tuple[str, dict[str, str], list[str], str]] = {
     "no file": ("pareto", {}, ["gone.csv", *KV], "does not exist"),
     "no column": ("pareto", {"s.csv": "batch,length\n1,2\n"}, ["s.csv", *KV], "no column 'tokens'; it needs batch, length"),
     "no samples": ("pareto", {"s.csv": "batch,length,tokens,seconds\n"}, ["s.csv", *KV], "no samples"),
-    "no number": ("pareto", {"s.csv": SHAPES + "1,x,1,1\n"}, ["s.csv", *KV], "line 26: length is 'x', no int"),
-    "a short line": ("pareto", {"s.csv": SHAPES + "1,2\n"}, ["s.csv", *KV], "line 26: tokens is None"),
+    "no number": ("pareto", {"s.csv": SHAPES + "1,x,1,1\n"}, ["s.csv", *KV], "line 26: length is 'x', not a whole number of 1 or more"),
+    "a short line": ("pareto", {"s.csv": SHAPES + "1,2\n"}, ["s.csv", *KV], "line 26: tokens is missing, it is a whole number"),
     "one run": ("pareto", {"s.csv": "batch,length,tokens,seconds\n1,2,1,0.1\n"}, ["s.csv", *KV], "batch 1, length 2: 1 repeats"),
-    "NaN": ("pareto", {"s.csv": SHAPES.replace("0.5", "nan")}, ["s.csv", *KV], "positive seconds"),
+    "NaN": ("pareto", {"s.csv": SHAPES.replace("0.5", "nan")}, ["s.csv", *KV], "line 20: seconds is 'nan', not a number above 0"),
     "no unit": ("pareto", {"s.csv": SHAPES}, ["s.csv", *KV, "--budget", "8"], "--budget: '8' is no size"),
     "a wrong unit": ("pareto", {"s.csv": SHAPES}, ["s.csv", *KV, "--budget", "8 gb"], "units are B, kB, MB, GB"),
     "nothing fits": ("pareto", {"s.csv": SHAPES}, ["s.csv", *KV, "--budget", "1 kB"], "the smallest needs 368,640"),
