@@ -21,6 +21,8 @@ def repeat_command(result: "RunResult") -> str | None:
     if None in models or not suite.get("files"):
         return None
     words = ["quantwatch", "compare", *models, *_options(suite, reference, candidates[0])]
+    words += ["--threads", threads] if (threads := result.config.get("threads")) else []
+    words += ["--allow-beyond-context"] if result.config.get("allow_beyond_context") else []
     return shlex.join(str(word) for word in words)
 
 

@@ -334,6 +334,25 @@ def test_repeat_command_of_a_comparison_is_quoted(make: Any) -> None:
     )
 
 
+def test_repeat_command_says_every_option_of_a_comparison(make: Any) -> None:
+    """Catches a command that measures other tokens, in another way, or refuses the text."""
+    words = (
+        "compare a b --text t.txt --window 64 --limit 3 --score-start 8 --recipe int8-channel "
+        "--execution aten --dtype bfloat16 --candidate-dtype float16 --threads 2 "
+        "--allow-beyond-context"
+    )
+    config = {
+        "reference": {"model": "a", "dtype": "bfloat16"},
+        "candidates": [
+            {"model": "b", "dtype": "float16", "recipe": "int8-channel", "execution": "aten"}
+        ],
+        "suite": {"files": ["t.txt"], "window": 64, "limit": 3, "score_start": 8},
+        "threads": 2,
+        "allow_beyond_context": True,
+    }
+    assert repeat_command(make.run(check="compare", config=config)) == f"quantwatch {words}"
+
+
 def test_no_repeat_command_for_modules_in_memory(make: Any) -> None:
     """quantwatch.compare(module, module, ids) can't be typed: better none than a wrong one."""
     run = replace(make.run(make.candidate()), check="compare", config={})
