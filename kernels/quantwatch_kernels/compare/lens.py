@@ -6,6 +6,7 @@ n rows, H hidden width, V ids.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, TypeGuard, cast
 
 import torch
@@ -16,6 +17,7 @@ from quantwatch_kernels.compare.lens_native import PAIRS, fused_sums, why_not_na
 from quantwatch_kernels.compare.rows import check_pair, kl_rows
 from quantwatch_kernels.compare.topk import top_k
 from quantwatch_kernels.compare.workspace import workspace
+from quantwatch_kernels.quantize.triton.available import triton_why_not
 from quantwatch_kernels.registry import Op
 
 __all__ = ["LensStatistics", "Readout", "lens_kl", "lens_statistics"]
@@ -77,15 +79,21 @@ def _is_plain(head: Callable[[Tensor], Tensor]) -> TypeGuard[nn.Linear]:
     return why_not_pieces(head) is None and cast(nn.Linear, head).weight.dtype == torch.float32
 
 
-def why_not_pieces(head: Callable[[Tensor], Tensor]) -> str | None:
-    """Say why a head isn't one product that the CPU can do a few ids at a time, None if it is."""
+def _why_not_a_product(head: Callable[[Tensor], Tensor]) -> str | None:
+    """Say why a head isn't one product with a weight, None if it is."""
     if type(head) is not nn.Linear or type(head.weight) is not nn.Parameter:
         return f"the head is a {type(head).__name__}, not a plain linear layer"
     if head.bias is not None or "forward" in vars(head):
         return "the head is more than a product: it has a bias, or a forward of its own"
-    if head.weight.device.type != "cpu":
-        return f"the head is on {head.weight.device}"
     return None
+
+
+def why_not_pieces(head: Callable[[Tensor], Tensor]) -> str | None:
+    """Say why a head isn't one product that the CPU can do a few ids at a time, None if it is."""
+    if reason := _why_not_a_product(head):
+        return reason
+    device = cast(nn.Linear, head).weight.device
+    return None if device.type == "cpu" else f"the head is on {device}"
 
 
 class LensStatistics(NamedTuple):
@@ -95,6 +103,9 @@ class LensStatistics(NamedTuple):
     topk_logit_deviation_k5: Tensor
     topk_logit_deviation_k3: Tensor
 
+
+_Sums = Callable[[tuple[Tensor, Tensor], Tensor], tuple[Tensor, Tensor, Tensor]]
+"""Normed hidden states of both models and a head's weight → KL or NaN, both deviations."""
 
 LENS: Op[[Tensor, Tensor, Readout, int], LensStatistics] = Op("lens_statistics")
 
@@ -132,12 +143,18 @@ def _why_not_native(h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int)
 
 @LENS.register("native", _why_not_native)
 def _native(h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int) -> LensStatistics:
-    out = torch.zeros(3, len(h_ref), dtype=torch.float64)
+    return _in_pieces(h_ref, h_cand, readout, chunk, partial(fused_sums, finish=readout.finish))
+
+
+def _in_pieces(
+    h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int, sums: _Sums
+) -> LensStatistics:
+    out = torch.zeros(3, len(h_ref), dtype=torch.float64, device=h_ref.device)
     rows = _differing(h_ref, h_cand)
     weight = cast(nn.Linear, readout.head).weight[: readout.width]
     for part in torch.split(rows, PAIRS):
         pair = readout.normed(h_ref[part]), readout.normed(h_cand[part])
-        out[:, part] = torch.stack(fused_sums(pair, weight, readout.finish))
+        out[:, part] = torch.stack(sums(pair, weight))
     # Infinite logits, or differences that float32 can't hold: the whole row is needed.
     again = rows[out[0, rows].isnan()]
     out[:, again] = torch.stack(_aten(h_ref[again], h_cand[again], readout, chunk))
@@ -160,6 +177,24 @@ def _aten(h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int) -> LensSt
         kl = kl_rows(LENS.name, z_ref, z_cand)
         out[:, rows] = torch.stack([kl, *_deviations(z_ref, z_cand, ids)])
     return LensStatistics(*out)
+
+
+def _triton_why_not(h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int) -> str | None:
+    del h_cand, chunk
+    if reason := _why_not_a_product(readout.head):
+        return reason
+    dtype = cast(nn.Linear, readout.head).weight.dtype
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"the Triton kernel sums in float32, not {dtype}"
+    return triton_why_not(h_ref, bfloat16=dtype == torch.bfloat16)
+
+
+@LENS.register("triton", _triton_why_not)
+def _triton(h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int) -> LensStatistics:
+    from quantwatch_kernels.compare.triton.lens import Finish, fused_sums_triton
+
+    sums = partial(fused_sums_triton, finish=Finish(readout.scale, readout.softcap))
+    return _in_pieces(h_ref, h_cand, readout, chunk, sums)
 
 
 @LENS.register("reference")

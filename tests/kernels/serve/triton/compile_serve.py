@@ -1,16 +1,6 @@
-"""Compile the serving kernels for a GPU that isn't there, and print what they multiply with.
+"""Compile the serving kernels for a GPU that isn't there: see `tests.kernels.compiling`."""
 
-Prints JSON: kernel and dtype → the matrix instructions of its PTX. Run in a process of its own,
-because Triton decides at import whether it interprets.
-"""
-
-import json
-import sys
-from typing import Any
-
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from tests.kernels.compiling import Kernel, tell
 
 from quantwatch_kernels.serve.triton import (
     act_mul,
@@ -27,7 +17,6 @@ PAGED = {"PAGE": 16, "GROUPS": 4, "D": 72, "PADDED_G": 16, "PADDED_D": 128, "BLO
 SCORES = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_D": 64}
 CODED = {"codes": "*i8", "packed": "*u8", "zeros": "*u8", "fits": "*i8", "scales": "*fp32"}
 FLOATS = {"eps": "fp32", "width": "fp32", "root": "fp32", "scaling": "fp32", "cap": "fp32"}
-Kernel = tuple[Any, dict[str, Any], dict[str, str]]
 
 
 def kernels(dtype: str) -> dict[str, Kernel]:
@@ -42,7 +31,7 @@ def kernels(dtype: str) -> dict[str, Kernel]:
               "q_rest": "*fp16", "k_rest": "*fp16", "plain": "*fp32"}  # fmt: skip
     store = {"HALF": True, "BLOCK": 64, "GROUP": 64, "QMIN": 0, "BITS": 4, "QMAX": 15}
     product = {"GELU": True, "BLOCK": 1024}
-    return {
+    found: dict[str, Kernel] = {
         "norm": (rms_norm._add_rms_norm, {**norm, "CODES": False}, {**rows, "y": x}),
         "norm codes": (rms_norm._add_rms_norm, {**norm, "CODES": True}, {**rows, "y": "*i8"}),
         "act": (act_mul._act_mul, {**product, "CODES": False}, {**rows, "y": x}),
@@ -54,32 +43,8 @@ def kernels(dtype: str) -> dict[str, Kernel]:
         "experts": (moe_gemm._moe_gemm, {**EXPERTS, "CODES": False}, {**plan, "x": x}),
         "experts codes": (moe_gemm._moe_gemm, {**EXPERTS, "CODES": True}, {**plan, "x": "*i8"}),
     }  # fmt: skip
-
-
-def instructions(made: Kernel, capability: int) -> list[str]:
-    """Compile down to machine code; return the kinds of matrix instruction in between."""
-    kernel, constants, pointers = made
-    known = {**CODED, **FLOATS, **pointers}
-    signature = {
-        n: "constexpr" if n in constants else known.get(n, "i32") for n in kernel.arg_names
-    }
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    target, options = GPUTarget("cuda", capability, 32), {"enable_fp_fusion": False}
-    done = triton.compile(source, target=target, options=options)
-    assert done.asm["cubin"]
-    lines = (line.split()[0] for line in done.asm["ptx"].splitlines() if "mma" in line)
-    return sorted({line for line in lines if line.startswith(("mma", "wgmma.mma_async"))})
-
-
-def main() -> None:
-    capability, *dtypes = sys.argv[1:]
-    found = {
-        f"{name} {dtype}": instructions(made, int(capability))
-        for dtype in dtypes
-        for name, made in kernels(dtype).items()
-    }
-    print(json.dumps(found))
+    return {name: (k, c, {**CODED, **FLOATS, **types}) for name, (k, c, types) in found.items()}
 
 
 if __name__ == "__main__":
-    main()
+    tell(kernels)

@@ -1,34 +1,9 @@
-"""Serving kernels compile for GPUs that this machine doesn't have, and read nothing undefined."""
+"""Serving kernels compile for GPUs that this machine doesn't have."""
 
-import ast
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-from quantwatch_kernels.serve import triton
-
-KERNELS = Path(triton.__file__).parent
-FILES = ("act_mul", "int8_qk", "kv_quantize", "moe_gemm", "paged_attention", "rms_norm")
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_every_load_says_what_is_outside(name: str) -> None:
-    """Catches lanes that the interpreter fills with zeros and a GPU with anything (bug log 26)."""
-    tree = ast.parse((KERNELS / f"{name}.py").read_text())
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    loads = [call for call in calls if ast.unparse(call.func) == "tl.load"]
-    assert loads
-    for call in loads:
-        assert {"mask", "other"} <= {keyword.arg for keyword in call.keywords}, ast.unparse(call)
-
-
-def test_every_kernel_is_named_here() -> None:
-    """Catches a kernel that is added without these tests."""
-    assert {path.stem for path in KERNELS.glob("*.py")} == {"__init__", "parts", *FILES}
+from tests.kernels.compiling import compiled
 
 
 @pytest.mark.slow
@@ -36,14 +11,9 @@ def test_every_kernel_is_named_here() -> None:
 def test_kernels_compile(capability: int, tmp_path: Path) -> None:
     """Catches what the interpreter accepts and the compiler doesn't; sums of codes that aren't
     exact (bug log 15) or are float16 (bug log 14); float32 products that became TF32."""
-    script = Path(__file__).with_name("compile_serve.py")
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
-    done = subprocess.run(
-        [sys.executable, str(script), str(capability), "fp32", "fp16", "bf16"],
-        env=environment, capture_output=True, text=True, check=False, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = compiled(
+        "tests.kernels.serve.triton.compile_serve", capability, tmp_path, "fp32", "fp16", "bf16"
+    )
     assert len(found) == 30
     for dtype, short in (("fp16", "f16"), ("bf16", "bf16")):
         for kernel in ("paged", "experts"):

@@ -1,0 +1,1 @@
+"""Twins of the measuring operators for GPUs."""
