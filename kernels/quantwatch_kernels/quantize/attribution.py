@@ -28,7 +28,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from quantwatch_kernels.quantize.stand_in import Mode, StandIn
+from quantwatch_kernels.quantize.stand_in import Dtypes, Mode, StandIn
 from quantwatch_kernels.quantize.suffix import SuffixRun
 from quantwatch_kernels.quantize.walk import LayerWalk
 
@@ -95,12 +95,14 @@ def attribute(
     candidate: nn.Module,
     parts: Sequence[Part],
     *,
+    dtypes: Dtypes,
     seed: int = 0,
     tell: Callable[[Share], None] = lambda _: None,
 ) -> Attributed:
     """Measure every part, in the order of the model; both models end as they were.
 
-    `run` stands at the first layer and is walked to the last. `tell` hears of each share. Raises
+    `run` stands at the first layer and is walked to the last. `dtypes` are those that the reference
+    and the candidate compute in: of their hidden states. `tell` hears of each share. Raises
     ValueError for a part that is never called, a KL that isn't finite, and a control beyond 0.
     """
     if run.walk.position:
@@ -109,7 +111,7 @@ def attribute(
     if not names or len(set(names)) < len(names):
         raise ValueError(f"parts need names, each its own; they are {names}.")
     kl = _finite("the candidate", run.kl(LayerWalk(candidate, run.walk.inputs)))
-    stands = {part.name: StandIn(part.module, part.other, part.name, seed) for part in parts}
+    stands = {p.name: StandIn(p.module, p.other, dtypes, p.name, seed) for p in parts}
     bench = _Bench(run, stands)
     together = bench.together([part for part in parts if part.whole])
     found = {}

@@ -10,7 +10,8 @@ its weight, doesn't notice; `num_calls` tells.
     noise       y + n, n Gaussian, rescaled per token to ‖y′ − y‖: an error of the same size in a
                 random direction
 
-Where the two compute in different dtypes, what goes in and comes out is cast.
+Where the two models compute in different dtypes, what goes in and comes out is cast. Theirs, not
+the module's: a block may begin with a router whose weights are wider than what it computes in.
 """
 
 import hashlib
@@ -22,15 +23,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Mode", "StandIn"]
+__all__ = ["Dtypes", "Mode", "StandIn"]
 
+Dtypes = tuple[torch.dtype, torch.dtype]
 Mode = Literal["reference", "candidate", "compared", "noise"]
 
 
 class StandIn:
-    """`other` in the place of `module` while `as_` is entered; `name` and `seed` make the noise."""
+    """`other` in the place of `module` while `as_` is entered; `name` and `seed` make the noise.
 
-    def __init__(self, module: nn.Module, other: nn.Module, name: str, seed: int) -> None:
+    `dtypes` are those that the models compute in which `module` and `other` are of.
+    """
+
+    def __init__(
+        self, module: nn.Module, other: nn.Module, dtypes: Dtypes, name: str, seed: int
+    ) -> None:
         """Change nothing yet."""
         self.module = module
         self.other = other
@@ -39,7 +46,7 @@ class StandIn:
         """Whether all outputs compared so far were equal, bit for bit."""
         self._squares = [0.0, 0.0]
         self._seed = int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "big")
-        self._casts = _dtype(module), _dtype(other)
+        self._dtypes = dtypes
 
     @property
     def relative_error(self) -> float:
@@ -72,7 +79,7 @@ class StandIn:
                 self.module.forward = before
 
     def _other(self, args: Any, kwargs: Any) -> Any:
-        ours, theirs = self._casts
+        ours, theirs = self._dtypes
         if ours == theirs:
             return self.other(*args, **kwargs)
         return _cast(self.other(*_cast(args, theirs), **_cast(kwargs, theirs)), ours)
@@ -96,11 +103,6 @@ class StandIn:
         return (noisy, *mine[1:]) if isinstance(mine, tuple) else noisy
 
 
-def _dtype(module: nn.Module) -> torch.dtype | None:
-    found = (p.dtype for p in module.parameters() if p.is_floating_point())
-    return next(found, None)
-
-
 def _first(output: Any) -> Tensor:
     found: Tensor = output[0] if isinstance(output, tuple) else output
     return found
@@ -112,8 +114,8 @@ def _equal(one: Any, other: Any) -> bool:
     return torch.equal(one, other) if isinstance(one, Tensor) else True
 
 
-def _cast(value: Any, dtype: torch.dtype | None) -> Any:
-    return _map(value, lambda t: t.to(dtype) if t.is_floating_point() and dtype else t)
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    return _map(value, lambda t: t.to(dtype) if t.is_floating_point() else t)
 
 
 def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -29,7 +29,7 @@ from quantwatch.models.loaded import LoadedModel
 from quantwatch.pipeline.measure import pinned_threads
 from quantwatch.pipeline.reloading import Reloaded
 from quantwatch.store.kinds import finite_or_none
-from quantwatch_kernels.quantize.attribution import Part, Place, Share, attribute
+from quantwatch_kernels.quantize.attribution import Attributed, Part, Place, Share, attribute
 from quantwatch_kernels.quantize.basis import why_other_input, why_other_output
 from quantwatch_kernels.quantize.suffix import SuffixRun
 
@@ -60,22 +60,13 @@ class Wish:
 def attribute_shares(models: Reloaded, wish: Wish) -> Attribution:
     """Measure what every part of the candidate costs alone; both models end as they were.
 
-    Raises UserError for a candidate in another basis, no prompt within the budget, and what the
-    kernels refuse.
+    Raises UserError for models on two devices, a candidate in another basis, no prompt within the
+    budget, and what the kernels refuse.
     """
+    _require_one_device(models)
     parts, notes = _parts(models, wish.detail)
     prompts = chosen_prompts(models.suite, wish.tokens, wish.seed)
-    device = models.reference.device
-    inputs = [torch.tensor([p.token_ids], device=device) for p in prompts]
-    scored = [torch.arange(p.score_start, len(p.token_ids), device=device) for p in prompts]
-    with pinned_threads(models.request.check.threads):
-        try:
-            run = SuffixRun(models.reference.module, inputs, scored)
-            found = attribute(
-                run, models.candidate.module, parts, seed=wish.seed, tell=_telling(wish)
-            )
-        except ValueError as error:
-            raise UserError(f"{models.config.name}: {error}") from error
+    found = _attribute(models, parts, prompts, wish)
     if found.together_kl != found.kl:
         notes.append(_outside(found.kl, found.together_kl))
     return Attribution(
@@ -94,6 +85,26 @@ def attribute_shares(models: Reloaded, wish: Wish) -> Attribution:
     )
 
 
+def _attribute(
+    models: Reloaded, parts: Sequence[Part], prompts: Sequence[Prompt], wish: Wish
+) -> Attributed:
+    device = models.reference.device
+    inputs = [torch.tensor([p.token_ids], device=device) for p in prompts]
+    scored = [torch.arange(p.score_start, len(p.token_ids), device=device) for p in prompts]
+    with pinned_threads(models.request.check.threads):
+        try:
+            return attribute(
+                SuffixRun(models.reference.module, inputs, scored),
+                models.candidate.module,
+                parts,
+                dtypes=(models.reference.dtype, models.candidate.dtype),
+                seed=wish.seed,
+                tell=_telling(wish),
+            )
+        except ValueError as error:
+            raise UserError(f"{models.config.name}: {error}") from error
+
+
 def chosen_prompts(suite: Suite, tokens: int, seed: int) -> list[Prompt]:
     """Return whole prompts of at most so many tokens together, drawn by the seed, in suite order.
 
@@ -110,6 +121,15 @@ def chosen_prompts(suite: Suite, tokens: int, seed: int) -> list[Prompt]:
         short = min(len(prompt.token_ids) for prompt in suite.prompts)
         raise UserError(f"--tokens {tokens}: the shortest prompt of the suite has {short} tokens")
     return sorted(chosen, key=lambda prompt: prompt.index)
+
+
+def _require_one_device(models: Reloaded) -> None:
+    ours, theirs = models.reference.device, models.candidate.device
+    if ours != theirs:
+        raise UserError(
+            f"{models.config.name} is on {theirs}, the reference on {ours}: its parts can stand in "
+            "the reference's on the same device alone; load both on one"
+        )
 
 
 def _parts(models: Reloaded, detail: Detail) -> tuple[list[Part], list[str]]:

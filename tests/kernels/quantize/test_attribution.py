@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from quantwatch_kernels.quantize import attribution
 from quantwatch_kernels.quantize.api import quantize_
-from quantwatch_kernels.quantize.attribution import Attributed, Part, attribute
+from quantwatch_kernels.quantize.attribution import Attributed, Part
 from quantwatch_kernels.quantize.decoder_layers import find_decoder_layers
 from quantwatch_kernels.quantize.recipe import Recipe
 from quantwatch_kernels.quantize.stand_in import StandIn
@@ -23,7 +24,9 @@ HALVES = {
     "gpt2": ("attn", "mlp"),
     "qwen2-moe": ("self_attn", "mlp"),
     "gemma": ("self_attn", "mlp"),
+    "mixtral": ("self_attn", "mlp"),
 }
+FLOATS = (torch.float32, torch.float32)
 
 
 def candidate_of(model: nn.Module, *, head: bool = True) -> Any:
@@ -46,6 +49,12 @@ def parts_of(model: Any, candidate: Any, halves: tuple[str, ...] = ()) -> list[P
         found.append(part(f"layer{index}", path, "layers", index))
         found += [part(f"layer{index}.{h}", f"{path}.{h}", "layers", index) for h in halves]
     return [*found, part("head", paths[id(model.get_output_embeddings())], "behind")]
+
+
+def attribute(run: SuffixRun, candidate: Any, parts: list[Part], **more: Any) -> Attributed:
+    """Attribute with the dtypes of the models' hidden states."""
+    ours, theirs = (m.get_input_embeddings().weight.dtype for m in (run.model, candidate))
+    return attribution.attribute(run, candidate, parts, dtypes=(ours, theirs), **more)
 
 
 def every_position(inputs: list[Tensor]) -> list[Tensor]:
@@ -155,7 +164,7 @@ def test_noise_is_as_large_as_the_error() -> None:
     torch.manual_seed(0)
     module, other = nn.Linear(16, 64), nn.Linear(16, 64)
     x = torch.randn(2, 7, 16) * torch.logspace(-2, 2, 7)[:, None]
-    stand = StandIn(module, other, "it", 0)
+    stand = StandIn(module, other, FLOATS, "it", 0)
     with torch.no_grad():
         y, error = module(x), other(x) - module(x)
         with stand.as_("noise"):
@@ -223,6 +232,23 @@ def test_a_candidate_in_another_dtype(decoder: Decoder, calibration: list[Tensor
     found = attribute(run_of(model, calibration), candidate, parts)
     assert all(share.kl > 0 for share in found.shares)
     assert found.together_kl == pytest.approx(found.kl, rel=0.5)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2-moe"])
+def test_a_router_wider_than_its_model(
+    family: str, decoder: Decoder, calibration: list[Tensor]
+) -> None:
+    """Catches experts fed the dtype of the widened router: wrong shares, or an error inside."""
+    model = decoder(family).bfloat16()
+    candidate = candidate_of(model)
+    assert candidate.model.layers[0].mlp.gate.weight.dtype == torch.float32
+    parts = parts_of(model, candidate, HALVES[family])
+    found = attribute(run_of(model, calibration), candidate, parts)
+    assert found.together_kl == found.kl
+    for share in found.shares:
+        hand = by_hand(model, share.part, calibration)
+        assert share.kl == pytest.approx(hand, rel=1e-3, abs=1e-12), share.part.name
+    assert all(share.kl > 0 for share in found.shares if share.part.name.endswith("mlp"))
 
 
 def test_bad_input_is_named(decoder: Decoder, calibration: list[Tensor]) -> None:

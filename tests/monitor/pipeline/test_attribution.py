@@ -10,12 +10,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.monitor.tiny_models import SIZES, word_tokenizer
+from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from quantwatch.config.load import parse
 from quantwatch.config.recipes import RecipeConfig
 from quantwatch.config.schema import CheckConfig
 from quantwatch.domain import Prompt, RunResult, Scope, Suite, Verdict
 from quantwatch.errors import UserError
+from quantwatch.models.loaded import LoadedModel
 from quantwatch.pipeline.attribution import Wish, attribute_shares, chosen_prompts
 from quantwatch.pipeline.reloading import Reloaded, choose_candidate, reload
 from quantwatch.pipeline.request import RunRequest
@@ -204,6 +207,23 @@ def test_other_checkpoints_have_shares(folder: Path) -> None:
     assert found.control_kl == 0
 
 
+class Elsewhere(LoadedModel):
+    """A model on another device."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda:1")
+
+
+def test_two_devices_are_refused(run: RunResult, folder: Path) -> None:
+    """Catches torch's own error in the middle of the work."""
+    models = reloaded(run, folder)
+    candidate = models.candidate
+    moved = Elsewhere(**{name: getattr(candidate, name) for name in LoadedModel.__slots__})
+    with pytest.raises(UserError, match=r"int3 is on cuda:1, the reference on cpu: .*load both"):
+        attribute_shares(replace(models, candidate=moved), Wish(tokens=60))
+
+
 def test_prompts_are_whole_and_drawn() -> None:
     """Catches a prompt that is cut, a budget that is exceeded, and a choice that no seed repeats."""
     prompts = tuple(Prompt(i, "", "", tuple(range(5 + i)), ()) for i in range(20))
@@ -257,6 +277,17 @@ def test_restored_recipes_keep_what_else_they_say() -> None:
     assert restored_recipe(recipe, []) == recipe
 
 
+@pytest.fixture(scope="module")
+def mixture(folder: Path) -> None:
+    """A mixture with a shared expert beside the tiny model."""
+    torch.manual_seed(0)
+    more = {"num_experts": 4, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 32}
+    sizes = SIZES | {"vocab_size": 96, "moe_intermediate_size": 16, **more}
+    model: Any = Qwen2MoeForCausalLM(Qwen2MoeConfig(**sizes))
+    model.to(torch.bfloat16).save_pretrained(folder / "mixture")
+    word_tokenizer(96).save_pretrained(folder / "mixture")
+
+
 _TEXTS = {"suite": {"files": ["prompts.json"]}, "limit": 4}
 
 
@@ -270,12 +301,16 @@ _TEXTS = {"suite": {"files": ["prompts.json"]}, "limit": 4}
         ({"serve": {"kv_cache": "int4"}}, 0),
         ({"serve": {"attention": "int8-both"}}, 0),
         ({"faults": [{"scope": "layers.1.mlp.down_proj", "scale": 1.5}]}, 0),
+        ({"model": "mixture", "dtype": "bfloat16", "recipe": INT6}, 0),
     ],
-    ids=["packed", "activations", "smoothed", "kv cache", "int8 attention", "fault"],
+    ids=["packed", "activations", "smoothed", "kv cache", "int8 attention", "fault", "16-bit moe"],
 )
-def test_candidates_of_every_kind(change: dict[str, Any], left_out: int, folder: Path) -> None:
+def test_candidates_of_every_kind(
+    change: dict[str, Any], left_out: int, folder: Path, mixture: None
+) -> None:
     """Catches a state outside of the modules that a swap leaves behind."""
-    run = measure(folder, {"name": "it", **change})
+    reference = {"model": "tiny"} | {k: change[k] for k in ("model", "dtype") if k in change}
+    run = measure(folder, {"name": "it", **change}, reference=reference)
     found = attribute_shares(reloaded(run, folder), Wish(tokens=60, detail="part"))
     assert found.control_kl == 0
     assert found.kl > 0
