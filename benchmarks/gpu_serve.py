@@ -1,13 +1,13 @@
 """The serving operators in gpu.py: right on this device, and how near to its roofline.
 
 `grid` runs each operator's Triton kernel over the shapes of the conformance grid, in one dtype and
-surrounded by NaN: a kernel is compiled anew for each, so all dtypes and layouts are left to
-`make test-gpu`. `timed` times one call
-of each at a size that serving has, caches flushed before each, and prints the time, the bytes and
-operations per second that it comes to, the share of the roofline (the longer of bytes ÷ the copy's
-and operations ÷ the product's, both measured in the same run, ÷ the time) and the error against the
-operator's float64 back end on the same input. Bytes are those that must be moved once: inputs,
-weights and outputs, not what a kernel reads again.
+surrounded by NaN: a kernel is compiled anew for each, so all dtypes and layouts are left to `make
+test-gpu`. `timed` times one whole call of each at a size that serving has, what it plans on the
+host included, caches flushed before each, and prints the time, the bytes and operations per second
+that it comes to, the share of the roofline (the longer of bytes ÷ the copy's and operations ÷ the
+product's, both measured in the same run, ÷ the time) and the error against the operator's float64
+back end on the same input. Bytes are those that must be moved once: inputs, weights and outputs,
+not what a kernel reads again.
 """
 
 import math

@@ -93,6 +93,7 @@ def child(folder: Path, memory: str, tokens: int, limit: int) -> None:
         for name, config in configs.items()
     }
     loaded = time.perf_counter()
+    torch.manual_seed(1)
     ids = torch.randint(0, VOCABULARY, (max(1, tokens // PROMPT), PROMPT)).tolist()
     suite = suite_from_token_ids(ids, None, num_tokens=VOCABULARY)
     plan = replace(CapturePlan(), batch_tokens=tokens)
@@ -128,9 +129,10 @@ def measured(folder: Path, memory: str, tokens: int, limit: int = 0) -> Any:
 def compared(folder: Path, num_bytes: int, tokens: int, rounds: int) -> Any:
     limit = num_bytes // 2
     runs: dict[str, list[Any]] = {"resident": [], "streamed": []}
-    for _ in range(rounds):
-        runs["resident"].append(measured(folder, "resident", tokens))
-        runs["streamed"].append(measured(folder, "streamed", tokens, limit))
+    limits = {"resident": 0, "streamed": limit}
+    for number in range(rounds):
+        for kind in list(runs)[:: -1 if number % 2 else 1]:  # who is first takes turns
+            runs[kind].append(measured(folder, kind, tokens, limits[kind]))
     under_limit = measured(folder, "resident", tokens, limit)
     failed = [run for each in runs.values() for run in each if "failed" in run]
     if failed:

@@ -78,7 +78,7 @@ class _Condition:
 
     def floor(self) -> Floor:
         means = {key: total / count for key, (total, count) in self._sums.items()}
-        shifts = {
+        shifts: Floor = {
             ("router_load_tv", scope): shift
             for scope, shift in self._loads.shifts().items()
             if np.isfinite(shift)

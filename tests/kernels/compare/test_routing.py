@@ -109,9 +109,13 @@ def routed(x: Tensor, weight: Tensor, dtype: torch.dtype = torch.float32) -> Rou
     return Routed(x, weight, (x.to(dtype) @ weight.to(dtype).T))
 
 
-@pytest.mark.parametrize("width", [16, 512, 4096])
-def test_rounding_of_logits_is_covered_and_not_by_much(width: int) -> None:
-    """Catches a bound that other orders of summation break, and one that hides everything."""
+@pytest.mark.parametrize(("width", "most"), [(16, 40), (512, 250), (4096, 750)])
+def test_rounding_of_logits_is_covered_and_not_by_much(width: int, most: int) -> None:
+    """Catches a bound that other orders of summation break, and one that hides everything.
+
+    `most` is twice what the margin is of the mean error of a blocked sum, 20, 119 and 366 times; of
+    the worst order's largest error it is 2.5, 12 and 21 times. With H for √H it would be √H more.
+    """
     x, weight = drawn(64, width), drawn(8, width, seed=1) / width**0.5
     exact = x.double() @ weight.double().T
     error = logit_rounding(routed(x, weight))
@@ -122,7 +126,7 @@ def test_rounding_of_logits_is_covered_and_not_by_much(width: int) -> None:
         steps += x[:, column, None] * weight[:, column]
     for found in (*sums, steps):
         assert bool(((found.double() - exact).abs() <= error).all())
-    assert float(error.median()) < 3000 * float((sums[0].double() - exact).abs().mean())
+    assert float(error.median()) < most * float((sums[0].double() - exact).abs().mean())
     assert float(error.max()) < 2e-4
 
 

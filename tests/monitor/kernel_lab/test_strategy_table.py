@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -71,6 +72,43 @@ def test_figures_by_a_decode_loop(tiny_request: TableRequest, loaded: Any) -> No
     assert row["kl_slope"] == pytest.approx(1000 * slope.item(), abs=0.1 * scale)
     order = [rows[name]["l2_attention"] for name in ("int8-symmetric", "kivi4")]
     assert 0 < rows["bfloat16"]["l2_attention"] < order[0] < order[1]
+
+
+def test_figures_are_arithmetic_of_the_logits(tiny_request: TableRequest, loaded: Any) -> None:
+    """Catches a slope, a standard error or a centring that isn't what its column says.
+
+    By numpy in float64, from the logits that the table itself has: so to all digits.
+    """
+    (row,) = (r for r in to_json(strategy.build(tiny_request))["rows"] if r["strategy"] == "kivi4")
+    texts = long_texts(loaded.tokenizer, tiny_request.text, 2, 512)
+    kls, gains, squares = [], [], np.zeros(2)
+    for window in texts.windows:
+        with torch.no_grad():
+            plain = loaded.module(window, use_cache=False).logits[0, 383:511].double().numpy()
+            with quantized_kv(loaded.module, scheme_named("kivi4"), Arrivals(384)):
+                found = loaded.module(window, use_cache=False).logits[0, 383:511].double().numpy()
+        p, q = (z - np.logaddexp.reduce(z, axis=1, keepdims=True) for z in (plain, found))
+        kls.append((np.exp(p) * (p - q)).sum(1))
+        gains.append((p - q)[np.arange(128), window[0, 384:]])
+        apart = found - plain
+        squares += [((x - x.mean(1, keepdims=True)) ** 2).sum() for x in (apart, plain)]
+    slopes, growths = (
+        np.array([1000 * np.polyfit(np.arange(128), each, 1)[0] for each in values])
+        for values in (kls, gains)
+    )
+    firsts = np.array([each[0] for each in gains])
+    expected = {
+        "l2_logits": np.sqrt(squares[0] / squares[1]),
+        "first_ppl": np.expm1(firsts.mean()),
+        "first_se": np.exp(firsts.mean()) * firsts.std(ddof=1) / np.sqrt(2),
+        **{f"kl_{n + 1}": np.mean(kls, 0)[32 * n : 32 * n + 32].mean() for n in range(4)},
+        "kl_slope": slopes.mean(),
+        "kl_slope_se": slopes.std(ddof=1) / np.sqrt(2),
+        "ppl_slope": np.expm1(growths.mean()),
+        "ppl_slope_se": np.exp(growths.mean()) * growths.std(ddof=1) / np.sqrt(2),
+    }
+    for name, value in expected.items():
+        assert row[name] == pytest.approx(value, rel=1e-5), name
 
 
 def test_the_residual_is_set_beside_the_article(tiny_request: TableRequest) -> None:
