@@ -25,7 +25,7 @@ def facts(found: Attribution, num_prompts: int) -> Html:
                         f"prompts, seed {found.seed}"),
         ("Additivity", f"{text.or_dash(found.additivity)}: sum of the parts ÷ the whole"),
         ("All parts together", f"{text.number(found.together_kl)} nats"),
-        ("Nothing swapped", f"{text.number(found.control_kl)} nats"),
+        ("Nothing swapped", f"exactly 0 at {found.num_boundaries} boundaries"),
         *(("Note", note) for note in found.notes),
     ]  # fmt: skip
     return join([pairs(shown), *_restored(found.restoration)])

@@ -7,8 +7,8 @@ its weight, doesn't notice; `num_calls` tells.
     reference   the module as it is: the control, through the same detour
     candidate   the other model's module, fed what the reference's is fed
     compared    as reference; the other is run beside it, and their outputs y and y′ are compared
-    noise       y + n, n Gaussian, rescaled per token to ‖y′ − y‖: an error of the same size in a
-                random direction
+    noise       y + n, n Gaussian, rescaled per token to ‖y′ − y‖ once y + n is rounded: an error of
+                the same size in a random direction
 
 Where the two models compute in different dtypes, what goes in and comes out is cast. Theirs, not
 the module's: a block may begin with a router whose weights are wider than what it computes in.
@@ -22,6 +22,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+
+from quantwatch_kernels.quantize.displaced import displaced
+from quantwatch_kernels.quantize.replaced import replaced
 
 __all__ = ["Dtypes", "Mode", "StandIn"]
 
@@ -57,7 +60,6 @@ class StandIn:
     @contextmanager
     def as_(self, mode: Mode) -> Iterator[None]:
         """Inside, the module answers as `mode` says; noise begins anew each time."""
-        before = self.module.__dict__.get("forward")
         own = self.module.forward
         generator = torch.Generator().manual_seed(self._seed)
         self.num_calls = 0
@@ -70,13 +72,8 @@ class StandIn:
                 return self._other(args, kwargs)
             return self._beside(own, args, kwargs, generator if mode == "noise" else None)
 
-        self.module.forward = forward
-        try:
+        with replaced(self.module, forward):
             yield
-        finally:
-            del self.module.forward
-            if before is not None:
-                self.module.forward = before
 
     def _other(self, args: Any, kwargs: Any) -> Any:
         ours, theirs = self._dtypes
@@ -91,15 +88,14 @@ class StandIn:
         theirs = self._other(_map(args, Tensor.clone), _map(kwargs, Tensor.clone))
         mine = own(*args, **kwargs)
         y = _first(mine)
-        error = _first(theirs) - y
+        error = _first(theirs).double() - y.double()
         if generator is None:
             self.is_equal &= _equal(mine, theirs)
-            self._squares[0] += float(error.double().square().sum())
+            self._squares[0] += float(error.square().sum())
             self._squares[1] += float(y.double().square().sum())
             return mine
-        noise = torch.randn(y.shape, generator=generator).to(y)
-        norms = [t.double().norm(dim=-1, keepdim=True) for t in (error, noise)]
-        noisy = y + (noise * (norms[0] / norms[1])).to(y.dtype)
+        direction = torch.randn(y.shape, generator=generator).to(y.device)
+        noisy = displaced(y, direction, error.norm(dim=-1))
         return (noisy, *mine[1:]) if isinstance(mine, tuple) else noisy
 
 

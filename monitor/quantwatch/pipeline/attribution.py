@@ -4,6 +4,7 @@ The kernels know modules and tensors; here they get their scopes, and a choice o
 ones, drawn from the run's suite by a seed until the budget of tokens is used up.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,11 +30,22 @@ from quantwatch.models.loaded import LoadedModel
 from quantwatch.pipeline.measure import pinned_threads
 from quantwatch.pipeline.reloading import Reloaded
 from quantwatch.store.kinds import finite_or_none
-from quantwatch_kernels.quantize.attribution import Attributed, Part, Place, Share, attribute
+from quantwatch_kernels.quantize.attribution import (
+    Attributed,
+    Part,
+    Place,
+    Share,
+    Terms,
+    attribute,
+)
 from quantwatch_kernels.quantize.basis import why_other_input, why_other_output
 from quantwatch_kernels.quantize.suffix import SuffixRun
 
 Detail = Literal["layer", "part", "linear"]
+_CARRIED_BYTES = 1 << 30
+"""Of hidden states that streamed layers are run on together, so that each is read less often."""
+_VISIBLE, _ROUNDING = 1e-3, 1e-9
+"""What two KLs may differ by before a note says so: one decimal of a share, nats of rounding."""
 _OUTSIDE: dict[str, Place] = {EMBEDDING: "embedding", FINAL_NORM: "behind", HEAD: "behind"}
 
 
@@ -67,7 +79,7 @@ def attribute_shares(models: Reloaded, wish: Wish) -> Attribution:
     parts, notes = _parts(models, wish.detail)
     prompts = chosen_prompts(models.suite, wish.tokens, wish.seed)
     found = _attribute(models, parts, prompts, wish)
-    if found.together_kl != found.kl:
+    if not math.isclose(found.together_kl, found.kl, rel_tol=_VISIBLE, abs_tol=_ROUNDING):
         notes.append(_outside(found.kl, found.together_kl))
     return Attribution(
         candidate=models.config.name,
@@ -79,7 +91,7 @@ def attribute_shares(models: Reloaded, wish: Wish) -> Attribution:
         num_scored=found.num_tokens,
         kl=found.kl,
         together_kl=found.together_kl,
-        control_kl=found.control_kl,
+        num_boundaries=found.num_boundaries,
         parts=tuple(map(_attributed, found.shares)),
         notes=tuple(notes),
     )
@@ -90,6 +102,7 @@ def _attribute(
 ) -> Attributed:
     device = models.reference.device
     inputs = [torch.tensor([p.token_ids], device=device) for p in prompts]
+    carried = _CARRIED_BYTES if models.request.check.memory == "streamed" else 0
     scored = [torch.arange(p.score_start, len(p.token_ids), device=device) for p in prompts]
     with pinned_threads(models.request.check.threads):
         try:
@@ -97,9 +110,8 @@ def _attribute(
                 SuffixRun(models.reference.module, inputs, scored),
                 models.candidate.module,
                 parts,
-                dtypes=(models.reference.dtype, models.candidate.dtype),
-                seed=wish.seed,
-                tell=_telling(wish),
+                Terms((models.reference.dtype, models.candidate.dtype), wish.seed, carried),
+                _telling(wish),
             )
         except ValueError as error:
             raise UserError(f"{models.config.name}: {error}") from error

@@ -52,10 +52,12 @@ def test_from_a_run_to_a_recipe(measured: Run, place: Path) -> None:
     words = ("attribute", "nightly", "--candidate", "int6")
     table = measured(*words, "--no-store")
     assert table.code == 0, table.err
-    assert "controls: nothing swapped 0, all parts together" in table.out
+    assert (
+        "controls: nothing swapped, run again at 4 boundaries: exactly 0 at each; all" in table.out
+    )
     assert "layers.1" in table.out
     found = json.loads(measured(*words, "--json", "--seed", "3", "--detail", "part").out)
-    assert (found["candidate"], found["control_kl"], found["seed"]) == ("int6", 0, 3)
+    assert (found["candidate"], found["num_boundaries"], found["seed"]) == ("int6", 4, 3)
     assert found["together_kl"] == found["kl"]
     parts = {part["scope"]: part for part in found["parts"]}
     assert list(parts) == [

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.monitor.tiny_models import SIZES, word_tokenizer
+from tests.monitor.tiny_models import SIZES, save_word_model, word_tokenizer
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from quantwatch.config.load import parse
@@ -19,6 +20,7 @@ from quantwatch.config.schema import CheckConfig
 from quantwatch.domain import Prompt, RunResult, Scope, Suite, Verdict
 from quantwatch.errors import UserError
 from quantwatch.models.loaded import LoadedModel
+from quantwatch.models.streaming.stream import LayerStream
 from quantwatch.pipeline.attribution import Wish, attribute_shares, chosen_prompts
 from quantwatch.pipeline.reloading import Reloaded, choose_candidate, reload
 from quantwatch.pipeline.request import RunRequest
@@ -71,7 +73,7 @@ def test_shares_of_a_run(run: RunResult, folder: Path) -> None:
     assert measured is not None
     assert found.num_scored == measured.n
     assert found.kl == pytest.approx(measured.mean, rel=1e-3)
-    assert found.control_kl == 0
+    assert found.num_boundaries == 4
     assert found.together_kl == found.kl
     assert found.notes == ()
     scopes = {part.scope: part for part in found.parts}
@@ -204,7 +206,41 @@ def test_other_checkpoints_have_shares(folder: Path) -> None:
     run = measure(folder, {"name": "half", "dtype": "bfloat16"})
     found = attribute_shares(reloaded(run, folder), Wish(tokens=60))
     assert all(part.kl > 0 for part in found.parts if part.kind == "layer")
-    assert found.control_kl == 0
+    assert found.num_boundaries == 4
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """How often layers were read from files, by the number of the layer."""
+    found: Counter[int] = Counter()
+    read = LayerStream._read
+
+    def counted(stream: LayerStream, index: int) -> None:
+        found[index] += 1
+        read(stream, index)
+
+    monkeypatch.setattr(LayerStream, "_read", counted)
+    return found
+
+
+def test_streamed_layers_are_read_a_few_times(folder: Path, reads: Counter[int]) -> None:
+    """Catches a layer that is read for every part, prompt or stub, and other figures than in memory."""
+    save_word_model(folder / "deep", 96, scale=5.0, num_hidden_layers=6)
+    deep = {"name": "it", "model": "deep", "recipe": INT6}
+    found = []
+    for memory in ("resident", "streamed"):
+        run = measure(folder, deep, reference={"model": "deep"}, memory=memory)
+        models = reloaded(run, folder)
+        reads.clear()
+        found.append(attribute_shares(models, Wish(tokens=60, detail="linear")))
+    resident, streamed = found
+    assert len(resident.parts) == 3 + 6 * 10
+    assert streamed.parts == resident.parts
+    assert (streamed.kl, streamed.together_kl) == (resident.kl, resident.together_kl)
+    # Its own pass, all parts together, part by part, of both models; and what is found out of each
+    # about how its layers are called: layer 0, while the next is read.
+    once = 2 * 3
+    assert reads == {0: once + 2, 1: once + 2} | dict.fromkeys(range(2, 6), once)
 
 
 class Elsewhere(LoadedModel):
@@ -312,7 +348,7 @@ def test_candidates_of_every_kind(
     reference = {"model": "tiny"} | {k: change[k] for k in ("model", "dtype") if k in change}
     run = measure(folder, {"name": "it", **change}, reference=reference)
     found = attribute_shares(reloaded(run, folder), Wish(tokens=60, detail="part"))
-    assert found.control_kl == 0
+    assert found.num_boundaries == 4
     assert found.kl > 0
     assert found.together_kl == pytest.approx(found.kl, rel=1e-6)
     assert len(found.notes) == left_out
