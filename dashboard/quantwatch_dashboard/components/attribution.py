@@ -54,5 +54,6 @@ def _row(
 def _restored(restored: Restoration | None) -> list[Html]:
     if restored is None:
         return []
-    named = ", ".join(restored.scopes) or "nothing"
-    return [tag("p", "To restore: ", tag("b", named), f" ({restored.words})")]
+    if restored.named is None:
+        return [tag("p", f"To restore: {restored.words}")]
+    return [tag("p", "To restore: ", tag("b", restored.named), f" ({restored.words})")]

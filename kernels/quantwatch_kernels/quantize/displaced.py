@@ -25,17 +25,17 @@ def displaced(y: Tensor, direction: Tensor, distance: Tensor) -> Tensor:
     A distance of 0 changes nothing.
     """
     width = y.shape[-1]
+    each = y.reshape(-1, width), direction.reshape(-1, width), distance.double().reshape(-1, 1)
     rows = max(1, _ROWS_BYTES // (8 * width))
-    pieces = (t.reshape(-1, width).split(rows) for t in (y, direction))
-    lengths = distance.double().reshape(-1, 1).split(rows)
-    found = [_moved(*piece) for piece in zip(*pieces, lengths, strict=True)]
+    pieces = (torch.split(tensor, rows) for tensor in each)
+    found = [_moved(*piece) for piece in zip(*pieces, strict=True)]
     return torch.cat(found).view(y.shape)
 
 
 def _moved(y: Tensor, direction: Tensor, distance: Tensor) -> Tensor:
     wide, unit = y.double(), direction.double()
-    unit = unit / unit.norm(dim=-1, keepdim=True)
-    plain = (wide + distance * unit).to(y.dtype)
+    unit = unit / torch.linalg.vector_norm(unit, dim=-1, keepdim=True)
+    plain: Tensor = (wide + distance * unit).to(y.dtype)
     off = (_distance(plain, wide) - distance).abs() > _CLOSE * distance
     rest = off.flatten().nonzero().flatten()
     if len(rest):
@@ -63,4 +63,5 @@ def _searched(wide: Tensor, unit: Tensor, distance: Tensor, dtype: torch.dtype) 
 
 
 def _distance(one: Tensor, wide: Tensor) -> Tensor:
-    return (one.double() - wide).norm(dim=-1, keepdim=True)
+    found: Tensor = torch.linalg.vector_norm(one.double() - wide, dim=-1, keepdim=True)
+    return found

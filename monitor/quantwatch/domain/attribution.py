@@ -47,6 +47,11 @@ class Restoration:
     recipe: Json | None
     """The candidate's recipe with these parts left out."""
 
+    @property
+    def named(self) -> str | None:
+        """What is to be restored; None where nothing that was tried is enough."""
+        return None if self.verdict is None else ", ".join(self.scopes) or "nothing"
+
 
 @dataclass(frozen=True, slots=True)
 class Attribution:

@@ -68,7 +68,9 @@ def _number(value: float | None, form: str = ".4g") -> str:
 
 
 def _restored(restored: Restoration) -> list[str]:
-    said = [f"to restore: {', '.join(restored.scopes) or 'nothing'} ({restored.words})"]
+    if restored.named is None:
+        return [f"to restore: {restored.words}"]
+    said = [f"to restore: {restored.named} ({restored.words})"]
     if restored.kl is not None:
         said.append(f"KL with these restored, whole suite: {restored.kl:.4g}")
     return said

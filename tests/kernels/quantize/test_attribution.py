@@ -53,7 +53,7 @@ def parts_of(model: Any, candidate: Any, halves: tuple[str, ...] = ()) -> list[P
 
 def attribute(run: SuffixRun, candidate: Any, parts: list[Part], **more: Any) -> Attributed:
     """Attribute with the dtypes of the models' hidden states."""
-    ours, theirs = (m.get_input_embeddings().weight.dtype for m in (run.model, candidate))
+    ours, theirs = (next(m.parameters()).dtype for m in (run.model, candidate))
     return attribution.attribute(run, candidate, parts, Terms((ours, theirs), **more))
 
 
@@ -171,7 +171,8 @@ def test_what_is_carried_along_says_nothing(decoder: Decoder, calibration: list[
     found, rounds = [], []
     states = sum(ids.numel() * 48 * 4 for ids in calibration)
     for carried in (0, 20 * states, 10**9):
-        ours.clear(), theirs.clear()
+        ours.clear()
+        theirs.clear()
         run = run_of(model, calibration)
         found.append(figures(attribute(run, candidate, parts, carried_bytes=carried)))
         rounds.append((ours.count(count - 1), theirs.count(count - 1)))

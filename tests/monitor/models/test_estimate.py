@@ -94,7 +94,8 @@ def test_streamed_layers_count_as_they_compute(save: Any, make_llama: Any, tmp_p
     with quiet():
         save(folder=tmp_path / "m", model=make_llama(num_hidden_layers=4))
     config = VariantConfig(model="m")
-    model = load_variant("m", config, base_dir=tmp_path, cache_dir=tmp_path, streamed=True).module
+    loaded = load_variant("m", config, base_dir=tmp_path, cache_dir=tmp_path, streamed=True)
+    model: Any = loaded.module
     layer, live = model.model.layers[1], [0]
     hook = layer.mlp.register_forward_hook(lambda *_: live.append(_bytes(layer)))
     with torch.no_grad():
@@ -113,10 +114,12 @@ def test_headers_are_read_once(
     with quiet():
         make_llama(num_hidden_layers=4).save_pretrained(tmp_path / "m", max_shard_size="60KB")
     read: list[Path] = []
-    monkeypatch.setattr(
-        "quantwatch.models.estimate.tensor_shapes",
-        lambda path: read.append(path) or tensor_shapes(path),
-    )
+
+    def counted(path: Path) -> Any:
+        read.append(path)
+        return tensor_shapes(path)
+
+    monkeypatch.setattr("quantwatch.models.estimate.tensor_shapes", counted)
     estimate_bytes(VariantConfig(model="m"), tmp_path)
     assert sorted(read) == sorted((tmp_path / "m").glob("*.safetensors"))
     assert len(read) > 2

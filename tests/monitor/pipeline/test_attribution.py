@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,16 @@ from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 from quantwatch.config.load import parse
 from quantwatch.config.recipes import RecipeConfig
 from quantwatch.config.schema import CheckConfig
-from quantwatch.domain import Prompt, RunResult, Scope, Suite, Verdict
+from quantwatch.domain import CandidateResult, Prompt, RunResult, Scope, Suite, Verdict
 from quantwatch.errors import UserError
 from quantwatch.models.loaded import LoadedModel
 from quantwatch.models.streaming.stream import LayerStream
-from quantwatch.pipeline.attribution import Wish, attribute_shares, chosen_prompts
+from quantwatch.pipeline.attribution import (
+    Wish,
+    attribute_shares,
+    chosen_prompts,
+    restorable,
+)
 from quantwatch.pipeline.reloading import Reloaded, choose_candidate, reload
 from quantwatch.pipeline.request import RunRequest
 from quantwatch.pipeline.restoring import (
@@ -32,6 +38,7 @@ from quantwatch.pipeline.restoring import (
     smallest_prefix,
 )
 from quantwatch.pipeline.run import run_check
+from quantwatch.report.attribution import lines
 
 INT6 = {"weights": "int6", "granularity": "channel", "exclude": ["router"]}
 INT3 = {"weights": "int3", "granularity": "group", "group_size": 8, "exclude": ["router"]}
@@ -139,7 +146,11 @@ def test_the_fewest_restored(folder: Path) -> None:
     strictest = reloaded(measure(folder, {"name": "int6", "recipe": INT6}, rules=never), folder)
     nothing = restore(Bench(strictest, Silent()), found, Verdict.REGRESSION, most=8)
     assert (nothing.scopes, nothing.verdict, nothing.recipe) == ((), None, None)
-    assert "no fewer than all 3 parts restored, and then nothing is quantized" in nothing.words
+    assert re.fullmatch(
+        r"none is enough that leaves anything to quantize; 2 of 3 parts restored reach KL "
+        r"\d\S+, verdict regression",
+        nothing.words,
+    )
 
 
 def test_nothing_to_restore_and_nothing_that_helps(run: RunResult, folder: Path) -> None:
@@ -151,7 +162,39 @@ def test_nothing_to_restore_and_nothing_that_helps(run: RunResult, folder: Path)
     assert (passing.scopes, passing.recipe, passing.num_tries) == ((), None, 0)
     short = restore(bench, found, Verdict.REGRESSION, most=1)
     assert (short.verdict, short.recipe) == (None, None)
-    assert short.words == "none of 1 tries passes; allow more"
+    kl = bench.run(restored_recipe(own_recipe(models), restorable(models, found)[:2]))
+    row = kl.find("logit_kl")
+    assert row is not None
+    assert short.words == (
+        "none is found with the tries that are allowed (1); 2 of 3 parts restored reach KL "
+        f"{row.mean:.4g}, verdict regression"
+    )
+    assert f"to restore: {short.words}" in lines(replace(found, restoration=short), run)
+    assert "to restore: nothing (the check passes as it is)" in lines(
+        replace(found, restoration=passing), run
+    )
+
+
+def test_restoring_everything_does_not_help(run: RunResult, folder: Path) -> None:
+    """Catches a search that ends in "nothing to restore" although the check fails."""
+    models = reloaded(run, folder)
+    found = attribute_shares(models, Wish(tokens=60))
+
+    class Same(Bench):
+        """A bench on which restoring changes nothing."""
+
+        def run(self, recipe: RecipeConfig) -> CandidateResult:
+            return run.candidates[0]
+
+    row = run.candidates[0].find("logit_kl")
+    assert row is not None
+    restored = restore(Same(models, Silent()), found, Verdict.REGRESSION, most=8)
+    words = f"none is enough; all 3 parts restored reach KL {row.mean:.4g}, verdict regression"
+    assert (restored.words, restored.num_tries, restored.is_smallest) == (words, 2, True)
+    free = replace(found, parts=tuple(replace(part, kl=0.0) for part in found.parts))
+    none = restore(Same(models, Silent()), free, Verdict.REGRESSION, most=8)
+    assert none.words == "no part costs anything, so there is none to restore"
+    assert none.named is None
 
 
 def test_what_was_measured_must_be_there(run: RunResult, folder: Path, tmp_path: Path) -> None:
