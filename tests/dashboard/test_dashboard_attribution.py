@@ -56,7 +56,7 @@ def test_facts_tell_the_controls() -> None:
     assert "exactly 0 at 5 boundaries" in shown
     failed = replace(restored, scopes=(), verdict=None, kl=None, words="none is enough; all 3 …")
     shown = facts(replace(FOUND, restoration=failed), 9)
-    assert "To restore: none is enough; all 3 …" in shown
+    assert "<dt>To restore</dt><dd>none is enough; all 3 …</dd>" in shown
     assert "nothing (" not in shown
     nothing = facts(replace(FOUND, kl=0.0), 9)
     assert "–: sum of the parts" in nothing

@@ -27,8 +27,9 @@ def facts(found: Attribution, num_prompts: int) -> Html:
         ("All parts together", f"{text.number(found.together_kl)} nats"),
         ("Nothing swapped", f"exactly 0 at {found.num_boundaries} boundaries"),
         *(("Note", note) for note in found.notes),
+        *_restored(found.restoration),
     ]  # fmt: skip
-    return join([pairs(shown), *_restored(found.restoration)])
+    return pairs(shown, "qw-facts")
 
 
 def _row(
@@ -51,9 +52,9 @@ def _row(
     ]
 
 
-def _restored(restored: Restoration | None) -> list[Html]:
+def _restored(restored: Restoration | None) -> list[tuple[str, object]]:
     if restored is None:
         return []
     if restored.named is None:
-        return [tag("p", f"To restore: {restored.words}")]
-    return [tag("p", "To restore: ", tag("b", restored.named), f" ({restored.words})")]
+        return [("To restore", restored.words)]
+    return [("To restore", join([tag("b", restored.named), f" ({restored.words})"]))]
