@@ -26,7 +26,7 @@ PARTS = (
     AttributedPart(Scope("head"), "head", True, 0.0, 0.0, 0.0),
 )
 FOUND = Attribution(
-    "int4", datetime(2026, 11, 30, tzinfo=UTC), "layer", 3, 2, 400, 380, 0.5, 0.5, 0.0, PARTS
+    "int4", datetime(2026, 11, 30, tzinfo=UTC), "layer", 3, 2, 400, 380, 0.5, 0.5, 5, PARTS
 )
 
 
@@ -53,6 +53,11 @@ def test_facts_tell_the_controls() -> None:
     assert "&lt;b&gt;layers.1" in shown
     assert "a &lt;i&gt;note" in shown
     assert "1 of 3 parts restored: pass" in shown
+    assert "exactly 0 at 5 boundaries" in shown
+    failed = replace(restored, scopes=(), verdict=None, kl=None, words="none is enough; all 3 …")
+    shown = facts(replace(FOUND, restoration=failed), 9)
+    assert "<dt>To restore</dt><dd>none is enough; all 3 …</dd>" in shown
+    assert "nothing (" not in shown
     nothing = facts(replace(FOUND, kl=0.0), 9)
     assert "–: sum of the parts" in nothing
     assert "To restore" not in nothing

@@ -159,7 +159,7 @@ def test_router_columns_where_there_are_routers() -> None:
     """Catches a mixture without its columns, dense models with empty ones, and 0.2 sorted last."""
     dense = [layer("layers.0", 1.0)]
     routed = [
-        replace(layer(f"layers.{n}", 1.0), router_overlap=overlap, router_flips=0.5)
+        replace(layer(f"layers.{n}", 1.0), routers={"router_overlap": overlap, "router_flips": 0.5})
         for n, overlap in enumerate((0.9, 0.2, None, math.nan))
     ]
 
@@ -183,8 +183,8 @@ def test_router_figures_are_those_of_the_run(planted: RunResult) -> None:
     found = tuple(replace(row, metric=m, mean=n / 8) for n, m in enumerate(names))
     rows = layer_rows(replace(candidate, measurements=(*candidate.measurements, *found)))
 
-    assert [getattr(rows[2], name) for name in names] == [n / 8 for n in range(5)]
-    assert rows[1].router_overlap is None
+    assert [rows[2].value(name) for name in names] == [n / 8 for n in range(5)]
+    assert rows[1].value("router_overlap") is None
     assert "router_weight_l1" in MATRICES
     assert set(RANGES) == set(MATRICES) == {s.slug for s in METRICS.values() if s.token_block} - {
         "logit_kl", "js",

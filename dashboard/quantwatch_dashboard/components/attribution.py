@@ -25,10 +25,11 @@ def facts(found: Attribution, num_prompts: int) -> Html:
                         f"prompts, seed {found.seed}"),
         ("Additivity", f"{text.or_dash(found.additivity)}: sum of the parts ÷ the whole"),
         ("All parts together", f"{text.number(found.together_kl)} nats"),
-        ("Nothing swapped", f"{text.number(found.control_kl)} nats"),
+        ("Nothing swapped", f"exactly 0 at {found.num_boundaries} boundaries"),
         *(("Note", note) for note in found.notes),
+        *_restored(found.restoration),
     ]  # fmt: skip
-    return join([pairs(shown), *_restored(found.restoration)])
+    return pairs(shown, "qw-facts")
 
 
 def _row(
@@ -51,8 +52,9 @@ def _row(
     ]
 
 
-def _restored(restored: Restoration | None) -> list[Html]:
+def _restored(restored: Restoration | None) -> list[tuple[str, object]]:
     if restored is None:
         return []
-    named = ", ".join(restored.scopes) or "nothing"
-    return [tag("p", "To restore: ", tag("b", named), f" ({restored.words})")]
+    if restored.named is None:
+        return [("To restore", restored.words)]
+    return [("To restore", join([tag("b", restored.named), f" ({restored.words})"]))]

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Sequence
 
-from quantwatch.metrics.registry import METRICS
+from quantwatch.metrics.registry import METRICS, ROUTER_METRICS
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components import explain
 from quantwatch_dashboard.components.markup import Html, numbers, table, tag
 from quantwatch_dashboard.logic import naming
-from quantwatch_dashboard.logic.layer_rows import ROUTER, LayerRow
+from quantwatch_dashboard.logic.layer_rows import LayerRow
 
 COLUMNS = {
     "mean_kl": "Mean KL, nats",
@@ -25,13 +25,13 @@ _METRICS = {
     "top3_logit_deviation": "topk_logit_deviation_k3",
     "isolated_error": "isolated_error",
     "rel_error": "rel_error",
-} | {metric: metric for metric in ROUTER}
+} | {metric: metric for metric in ROUTER_METRICS}
 
 
 def columns(rows: Sequence[LayerRow]) -> dict[str, str]:
     """Return the columns and their names: those of routers only where any choice was compared."""
-    routed = any(row.router_overlap is not None for row in rows)
-    return COLUMNS | ({metric: naming.title(metric) for metric in ROUTER} if routed else {})
+    routed = any(row.value("router_overlap") is not None for row in rows)
+    return COLUMNS | ({metric: naming.title(metric) for metric in ROUTER_METRICS} if routed else {})
 
 
 def worst_first(rows: Sequence[LayerRow], column: str) -> list[LayerRow]:
@@ -43,7 +43,7 @@ def worst_first(rows: Sequence[LayerRow], column: str) -> list[LayerRow]:
         return list(rows)
     spec = METRICS[_METRICS[column]]
     sign = 1 if spec.direction == "higher" else -1
-    return sorted(rows, key=lambda row: _rank(getattr(row, column), sign))
+    return sorted(rows, key=lambda row: _rank(row.value(column), sign))
 
 
 def _rank(value: float | None, sign: int) -> float:
@@ -71,7 +71,7 @@ def _row(
 ) -> list[object]:
     marked, chosen = special
     hot = " qw-marked" if row.layer == marked else " qw-chosen" if row.layer == chosen else ""
-    numbers = [text.number(getattr(row, column)) for column in shown]
+    numbers = [text.number(row.value(column)) for column in shown]
     cells = [*numbers, *([f"{row.num_nonfinite:,}"] if counted else [])]
     return [
         tag("td", row.layer, class_=f"qw-mono qw-small{hot}"),

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
 
 from quantwatch.domain import Measurement, RunResult
-from quantwatch.metrics.registry import METRICS
+from quantwatch.metrics.registry import METRICS, ROUTER_METRICS
 from quantwatch_dashboard.logic.grid import TokenGrid, TokenPlace
 from quantwatch_dashboard.logic.layer_rows import LayerRow
 from quantwatch_dashboard.logic.summaries import WorstToken
@@ -60,8 +60,11 @@ def table(headers: Sequence[str], rows: Iterable[Iterable[object]]) -> bytes:
 
 def layer_csv(rows: Sequence[LayerRow]) -> bytes:
     """Return the layer table."""
-    names = [f.name for f in fields(LayerRow)]
-    return table(names, (asdict(row).values() for row in rows))
+    names = [f.name for f in fields(LayerRow) if f.name != "routers"]
+    shown = (
+        [getattr(row, n) for n in names] + [row.value(m) for m in ROUTER_METRICS] for row in rows
+    )
+    return table([*names, *ROUTER_METRICS], shown)
 
 
 def measurements_csv(result: RunResult) -> bytes:

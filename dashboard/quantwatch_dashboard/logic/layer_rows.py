@@ -1,16 +1,13 @@
 """The article's layer table: one row per layer of one candidate. Pure."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from quantwatch.domain import CandidateResult
+from quantwatch.metrics.registry import ROUTER_METRICS
 from quantwatch.report.figures import Figures
 from quantwatch_dashboard import text
 from quantwatch_dashboard.logic.figures import figures_of
-
-ROUTER = (
-    "router_overlap", "router_weight_l1", "router_flips", "router_load_tv", "router_load_max",
-)  # fmt: skip
-"""Measured in layers with experts only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +22,15 @@ class LayerRow:
     isolated_error: float | None
     rel_error: float | None
     num_nonfinite: int
-    router_overlap: float | None = None
-    router_weight_l1: float | None = None
-    router_flips: float | None = None
-    router_load_tv: float | None = None
-    router_load_max: float | None = None
+    routers: Mapping[str, float | None] = field(default_factory=dict)
+    """By metric, those of `ROUTER_METRICS`."""
+
+    def value(self, column: str) -> float | None:
+        """Return a column's figure: one of the fields above, or a metric of routers."""
+        if column in ROUTER_METRICS:
+            return self.routers.get(column)
+        found: float | None = getattr(self, column)
+        return found
 
 
 def layer_rows(candidate: CandidateResult) -> list[LayerRow]:
@@ -53,5 +54,5 @@ def _layer_row(figures: Figures, layer: str) -> LayerRow:
         number("isolated_error"),
         number("rel_error"),
         sum(row.num_nonfinite for row in rows if row is not None),
-        **{metric: number(metric) for metric in ROUTER},
+        {metric: number(metric) for metric in ROUTER_METRICS},
     )

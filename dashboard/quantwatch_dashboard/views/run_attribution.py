@@ -25,11 +25,9 @@ def show(url: str, result: RunResult) -> None:
     places = [candidate.name for candidate in result.candidates]
     for each in found:
         st.html(tag("h3", each.candidate, class_="qw-small"))
-        left, right = st.columns([3, 2], gap="medium")
-        with left:
-            color = series_style(places.index(each.candidate))[0]
-            st.html(attribution.shares(each, result.run_id, color))
-            if len(each.parts) > attribution.MOST:
-                page.hint(f"The costliest {attribution.MOST} of {len(each.parts)} parts.")
-        with right:
-            st.html(attribution.facts(each, result.num_prompts))
+        st.html(attribution.facts(each, result.num_prompts))
+        # Over the whole width: names of linear layers push the last column out of half of it.
+        color = series_style(places.index(each.candidate))[0]
+        st.html(attribution.shares(each, result.run_id, color))
+        if len(each.parts) > attribution.MOST:
+            page.hint(f"The costliest {attribution.MOST} of {len(each.parts)} parts.")

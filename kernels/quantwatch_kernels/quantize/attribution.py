@@ -1,38 +1,38 @@
 """Which parts of a candidate cost how much of its KL: each put into the reference alone.
 
 At the boundary before a part the reference's states are at hand (`SuffixRun`); the candidate's part
-stands in for the reference's (`StandIn`), and the rest of the reference is run behind it.
+stands in for the reference's (`StandIn`), and the rest of the reference is run behind it
+(`Detour`).
 
     kl              KL(reference ‖ reference with this part of the candidate), mean, nats
     noise_kl        the same with noise of the size of the part's error, token by token: where kl
                     is much larger, the error's direction is what hurts, where smaller, its size
     relative_error  ‖y′ − y‖ ÷ ‖y‖ of the part's output y, fed what the reference feeds it
-    share           kl ÷ the candidate's KL; additivity: Σ kl ÷ the candidate's KL, over the parts
-                    that make up the model (`whole`). Below 1 errors reinforce each other, above 1
-                    they cancel or saturate.
 
-Three controls. The reference through the same detour at every boundary, first input: exactly 0 or
-it is an error. A part whose output is the reference's bit for bit isn't run: 0. And all `whole`
-parts at once: what the candidate's KL has beyond it lies outside of them (another rotary embedding,
-another basis) and no share tells of it.
+A share is kl ÷ the candidate's KL; the sum over the parts that make up the model (`whole`) needn't
+be 1: below it errors reinforce each other, above it they cancel or saturate.
+
+Three controls. The reference through the same detour at every boundary, first input, nothing
+swapped: exactly 0 or it is an error; how many there were is told. A part whose output is the
+reference's bit for bit isn't run: 0. And all `whole` parts at once: what the candidate's KL has
+beyond it lies outside of them (another rotary embedding, another basis) and no share tells of it.
 
 Given up: candidates whose states between layers live in another basis (a rotated residual stream).
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import nn
 
-from quantwatch_kernels.quantize.stand_in import Mode, StandIn
+from quantwatch_kernels.quantize.detours import Detour, entered, finite
+from quantwatch_kernels.quantize.stand_in import Dtypes, StandIn
 from quantwatch_kernels.quantize.suffix import SuffixRun
 from quantwatch_kernels.quantize.walk import LayerWalk
 
-__all__ = ["Attributed", "Part", "Place", "Share", "attribute"]
+__all__ = ["Attributed", "Part", "Place", "Share", "Terms", "attribute"]
 
 Place = Literal["embedding", "layers", "behind"]
 
@@ -73,29 +73,32 @@ class Attributed:
     """KL(reference ‖ candidate) on the same tokens."""
     together_kl: float
     """… of all `whole` parts put into the reference at once: kl, if nothing else differs."""
-    control_kl: float
-    """The largest KL of the reference through the detour: 0."""
+    num_boundaries: int
+    """At how many the reference, with nothing swapped, was run again: its KL was 0 at each."""
     num_tokens: int
     shares: tuple[Share, ...]
     """In the order of the parts."""
 
-    @property
-    def parts_kl(self) -> float:
-        """Σ kl of the parts that make up the model."""
-        return math.fsum(share.kl for share in self.shares if share.part.whole)
 
-    @property
-    def additivity(self) -> float | None:
-        """Σ kl ÷ the candidate's KL; None where that is 0."""
-        return self.parts_kl / self.kl if self.kl else None
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What is not a part but matters to all of them."""
+
+    dtypes: Dtypes
+    """Of the hidden states of reference and candidate: what they compute in."""
+    seed: int = 0
+    """Of the noise."""
+    carried_bytes: int = 0
+    """What begins at one boundary takes the rest of the way together, and with what began before it
+    until their states are more than this (by those of one boundary at most). Where layers are read
+    from files, each is read three times in all unless that limit is met."""
 
 
 def attribute(
     run: SuffixRun,
     candidate: nn.Module,
     parts: Sequence[Part],
-    *,
-    seed: int = 0,
+    terms: Terms,
     tell: Callable[[Share], None] = lambda _: None,
 ) -> Attributed:
     """Measure every part, in the order of the model; both models end as they were.
@@ -108,82 +111,106 @@ def attribute(
     names = [part.name for part in parts]
     if not names or len(set(names)) < len(names):
         raise ValueError(f"parts need names, each its own; they are {names}.")
-    kl = _finite("the candidate", run.kl(LayerWalk(candidate, run.walk.inputs)))
-    stands = {part.name: StandIn(part.module, part.other, part.name, seed) for part in parts}
-    bench = _Bench(run, stands)
+    kl = finite("the candidate", run.kl(LayerWalk(candidate, run.walk.inputs)))
+    stands = {p.name: StandIn(p.module, p.other, terms.dtypes, p.name, terms.seed) for p in parts}
+    bench = _Bench(run, stands, terms.carried_bytes)
     together = bench.together([part for part in parts if part.whole])
     found = {}
     for share in bench.shares(parts):
         found[share.part.name] = share
         tell(share)
     shares = tuple(found[name] for name in names)
-    return Attributed(kl, together, bench.control, run.num_scored, shares)
+    return Attributed(kl, together, bench.num_boundaries, run.num_scored, shares)
+
+
+@dataclass(frozen=True, slots=True)
+class _Boundary:
+    """What was begun at one boundary."""
+
+    name: str
+    control: Detour
+    swaps: list[tuple[Part, Detour, Detour]]
+    """(part, the candidate's in its place, noise in its place)."""
+
+    @property
+    def detours(self) -> list[Detour]:
+        return [self.control, *(detour for _, *both in self.swaps for detour in both)]
 
 
 class _Bench:
     """The reference with a stand-in for every part."""
 
-    def __init__(self, run: SuffixRun, stands: dict[str, StandIn]) -> None:
-        self.run = run
-        self.stands = stands
-        self.control = 0.0
+    def __init__(self, run: SuffixRun, stands: dict[str, StandIn], carried_bytes: int) -> None:
+        self.num_boundaries = 0
+        self._run = run
+        self._stands = stands
+        self._carried_bytes = carried_bytes
+        self._begun: list[_Boundary] = []
 
     def together(self, parts: Sequence[Part]) -> float:
-        with self._as("candidate", parts):
-            return _finite("all parts together", self._kl("embedding"))
+        stands = [self._stands[part.name] for part in parts]
+        detour = Detour(self._run, stands, "candidate", LayerWalk.restarted)
+        return finite("all parts together", detour.kl())
 
     def shares(self, parts: Sequence[Part]) -> Iterator[Share]:
         """Yield the parts' shares, walking the run to its end."""
-        yield from self._at([part for part in parts if part.place == "embedding"])
-        for index in range(len(self.run.walk.layers)):
-            yield from self._at([part for part in parts if part.layer == index])
-            self.run.walk.run(index)
-        yield from self._at([part for part in parts if part.place == "behind"])
+        walk = self._run.walk
+        yield from self._begin([part for part in parts if part.place == "embedding"])
+        for index in range(len(walk.layers)):
+            yield from self._begin([part for part in parts if part.layer == index])
+            self._advance()
+            walk.run(index)
+            if sum(d.num_bytes for b in self._begun for d in b.detours) > self._carried_bytes:
+                yield from self._finish()
+        yield from self._begin([part for part in parts if part.place == "behind"])
+        yield from self._finish()
 
-    def _at(self, parts: Sequence[Part]) -> Iterator[Share]:
-        """Yield the shares of parts that are met at the walk's position."""
+    def _begin(self, parts: Sequence[Part]) -> Iterator[Share]:
+        """Begin the detours of parts met at the walk's position; yield shares of those without."""
         if not parts:
             return
-        place = parts[0].place
-        with self._as("compared", parts):
+        stands = [self._stands[part.name] for part in parts]
+        with entered(stands, "compared"):
             self._touch(parts)
-            for part in parts:
-                self._require_called(part)
-        for part in parts:
-            stand = self.stands[part.name]
-            if stand.is_equal:
-                yield Share(part, 0.0, 0.0, 0.0)
-                continue
-            kl, noise = (self._alone(part, mode) for mode in ("candidate", "noise"))
-            yield Share(part, kl, noise, stand.relative_error)
-        with self._as("reference", parts):
-            control = self._kl(place, first=True)
-        if control != 0:
-            raise ValueError(
-                f"{parts[0].name}: nothing is swapped, and KL is {control:.3g}, not 0: this model "
-                "doesn't compute the same twice."
-            )
+        for part, stand in zip(parts, stands, strict=True):
+            _require_called(part, stand.num_calls > 0)
+        differing = [part for part in parts if not self._stands[part.name].is_equal]
+        yield from (Share(part, 0.0, 0.0, 0.0) for part in parts if part not in differing)
+        again = LayerWalk.restarted if parts[0].place == "embedding" else LayerWalk.branch
+        control = Detour(self._run, stands, "reference", lambda walk: again(walk.branch([0])))
+        swaps = [(part, *self._swaps(part, again)) for part in differing]
+        self._begun.append(_Boundary(parts[0].name, control, swaps))
 
-    def _alone(self, part: Part, mode: Mode) -> float:
-        what = f"{part.name} alone" if mode == "candidate" else f"noise at {part.name}"
-        with self._as(mode, [part]):
-            found = _finite(what, self._kl(part.place))
-            self._require_called(part)
-            return found
+    def _swaps(self, part: Part, again: Callable[[LayerWalk], LayerWalk]) -> tuple[Detour, Detour]:
+        stand = self._stands[part.name]
+        candidate, noise = (Detour(self._run, [stand], m, again) for m in ("candidate", "noise"))
+        return candidate, noise
 
-    def _require_called(self, part: Part) -> None:
-        """Refuse a swap that nobody notices: its KL of 0 would look like an innocent part's."""
-        if not self.stands[part.name].num_calls and not part.may_rest:
-            raise ValueError(f"{part.name} is never called: nothing can stand in for it.")
+    def _advance(self) -> None:
+        for boundary in self._begun:
+            for detour in boundary.detours:
+                detour.advance()
 
-    def _kl(self, place: Place, *, first: bool = False) -> float:
-        run, only = self.run, range(1) if first else None
-        return run.kl(LayerWalk(run.model, run.walk.inputs) if place == "embedding" else None,
-                      only=only)  # fmt: skip
+    def _finish(self) -> Iterator[Share]:
+        """Take all that was begun to the logits; yield its shares."""
+        for _ in range(self._run.walk.position, len(self._run.walk.layers)):
+            self._advance()
+        for boundary in self._begun:
+            if (control := boundary.control.kl()) != 0:
+                raise ValueError(
+                    f"{boundary.name}: nothing is swapped, and KL is {control:.3g}, not 0: this "
+                    "model doesn't compute the same twice."
+                )
+            self.num_boundaries += 1
+            for part, candidate, noise in boundary.swaps:
+                kl = _alone(part, candidate, f"{part.name} alone")
+                noise_kl = _alone(part, noise, f"noise at {part.name}")
+                yield Share(part, kl, noise_kl, self._stands[part.name].relative_error)
+        self._begun.clear()
 
     def _touch(self, parts: Sequence[Part]) -> None:
         """Run parts that are met at the walk's position once per input."""
-        walk, layer = self.run.walk, parts[0].layer
+        walk, layer = self._run.walk, parts[0].layer
         with torch.no_grad():
             for number, (ids, hidden) in enumerate(zip(walk.inputs, walk.hidden, strict=True)):
                 if parts[0].place == "embedding":
@@ -192,16 +219,16 @@ class _Bench:
                 elif layer is not None:
                     walk.call(layer, number, hidden.clone())
                 else:
-                    walk.logits(number, hidden.clone(), self.run.scored[number])
-
-    def _as(self, mode: Mode, parts: Sequence[Part]) -> ExitStack:
-        stack = ExitStack()
-        for part in parts:
-            stack.enter_context(self.stands[part.name].as_(mode))
-        return stack
+                    walk.logits(number, hidden.clone(), self._run.scored[number])
 
 
-def _finite(what: str, kl: float) -> float:
-    if not math.isfinite(kl):
-        raise ValueError(f"{what}: its KL is {kl}, so nothing can be attributed.")
+def _alone(part: Part, detour: Detour, what: str) -> float:
+    kl = finite(what, detour.kl())
+    _require_called(part, all(detour.was_called))
     return kl
+
+
+def _require_called(part: Part, was_called: bool) -> None:
+    """Refuse a swap that nobody notices: its KL of 0 would look like an innocent part's."""
+    if not was_called and not part.may_rest:
+        raise ValueError(f"{part.name} is never called: nothing can stand in for it.")

@@ -58,9 +58,13 @@ class Layerwise:
             self._notes += [(layer.name, note) for note in notes]
 
     def finish(self, notes: list[tuple[str, str]]) -> QuantReport:
-        """Add what goes around the weights and report; every part was converted once by now."""
+        """Add what goes around the weights and report.
+
+        Raises ValueError when a part was never converted.
+        """
         layers = self._selection.layers
-        assert {layer.key for layer in layers} == self._done, "a part was never converted"
+        if left := [layer.name for layer in layers if layer.key not in self._done]:
+            raise ValueError(f"{', '.join(left)}: never converted, so the model isn't quantized.")
         more = after_weights(self._model, self._recipe, layers, None, self._names)
         return QuantReport(
             converted=tuple(layer.name for layer in layers),

@@ -7,10 +7,11 @@ its weight, doesn't notice; `num_calls` tells.
     reference   the module as it is: the control, through the same detour
     candidate   the other model's module, fed what the reference's is fed
     compared    as reference; the other is run beside it, and their outputs y and y′ are compared
-    noise       y + n, n Gaussian, rescaled per token to ‖y′ − y‖: an error of the same size in a
-                random direction
+    noise       y + n, n Gaussian, rescaled per token to ‖y′ − y‖ once y + n is rounded: an error of
+                the same size in a random direction
 
-Where the two compute in different dtypes, what goes in and comes out is cast.
+Where the two models compute in different dtypes, what goes in and comes out is cast. Theirs, not
+the module's: a block may begin with a router whose weights are wider than what it computes in.
 """
 
 import hashlib
@@ -22,15 +23,24 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Mode", "StandIn"]
+from quantwatch_kernels.quantize.displaced import displaced
+from quantwatch_kernels.quantize.replaced import replaced
 
+__all__ = ["Dtypes", "Mode", "StandIn"]
+
+Dtypes = tuple[torch.dtype, torch.dtype]
 Mode = Literal["reference", "candidate", "compared", "noise"]
 
 
 class StandIn:
-    """`other` in the place of `module` while `as_` is entered; `name` and `seed` make the noise."""
+    """`other` in the place of `module` while `as_` is entered; `name` and `seed` make the noise.
 
-    def __init__(self, module: nn.Module, other: nn.Module, name: str, seed: int) -> None:
+    `dtypes` are those that the models compute in which `module` and `other` are of.
+    """
+
+    def __init__(
+        self, module: nn.Module, other: nn.Module, dtypes: Dtypes, name: str, seed: int
+    ) -> None:
         """Change nothing yet."""
         self.module = module
         self.other = other
@@ -39,7 +49,7 @@ class StandIn:
         """Whether all outputs compared so far were equal, bit for bit."""
         self._squares = [0.0, 0.0]
         self._seed = int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "big")
-        self._casts = _dtype(module), _dtype(other)
+        self._dtypes = dtypes
 
     @property
     def relative_error(self) -> float:
@@ -50,7 +60,6 @@ class StandIn:
     @contextmanager
     def as_(self, mode: Mode) -> Iterator[None]:
         """Inside, the module answers as `mode` says; noise begins anew each time."""
-        before = self.module.__dict__.get("forward")
         own = self.module.forward
         generator = torch.Generator().manual_seed(self._seed)
         self.num_calls = 0
@@ -63,16 +72,11 @@ class StandIn:
                 return self._other(args, kwargs)
             return self._beside(own, args, kwargs, generator if mode == "noise" else None)
 
-        self.module.forward = forward
-        try:
+        with replaced(self.module, forward):
             yield
-        finally:
-            del self.module.forward
-            if before is not None:
-                self.module.forward = before
 
     def _other(self, args: Any, kwargs: Any) -> Any:
-        ours, theirs = self._casts
+        ours, theirs = self._dtypes
         if ours == theirs:
             return self.other(*args, **kwargs)
         return _cast(self.other(*_cast(args, theirs), **_cast(kwargs, theirs)), ours)
@@ -84,21 +88,15 @@ class StandIn:
         theirs = self._other(_map(args, Tensor.clone), _map(kwargs, Tensor.clone))
         mine = own(*args, **kwargs)
         y = _first(mine)
-        error = _first(theirs) - y
+        error = _first(theirs).double() - y.double()
         if generator is None:
             self.is_equal &= _equal(mine, theirs)
-            self._squares[0] += float(error.double().square().sum())
+            self._squares[0] += float(error.square().sum())
             self._squares[1] += float(y.double().square().sum())
             return mine
-        noise = torch.randn(y.shape, generator=generator).to(y)
-        norms = [t.double().norm(dim=-1, keepdim=True) for t in (error, noise)]
-        noisy = y + (noise * (norms[0] / norms[1])).to(y.dtype)
+        direction = torch.randn(y.shape, generator=generator).to(y.device)
+        noisy = displaced(y, direction, error.norm(dim=-1))
         return (noisy, *mine[1:]) if isinstance(mine, tuple) else noisy
-
-
-def _dtype(module: nn.Module) -> torch.dtype | None:
-    found = (p.dtype for p in module.parameters() if p.is_floating_point())
-    return next(found, None)
 
 
 def _first(output: Any) -> Tensor:
@@ -112,8 +110,8 @@ def _equal(one: Any, other: Any) -> bool:
     return torch.equal(one, other) if isinstance(one, Tensor) else True
 
 
-def _cast(value: Any, dtype: torch.dtype | None) -> Any:
-    return _map(value, lambda t: t.to(dtype) if t.is_floating_point() and dtype else t)
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    return _map(value, lambda t: t.to(dtype) if t.is_floating_point() else t)
 
 
 def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

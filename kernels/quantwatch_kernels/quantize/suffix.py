@@ -7,7 +7,7 @@ The reference's logits at the scored positions are kept, float32 [tokens, V] (0.
 49k ids); a changed model's are made and dropped one input at a time.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -47,7 +47,7 @@ class SuffixRun:
         self.model = model
         self.walk = LayerWalk(model, inputs)
         self.scored = _second_halves(inputs) if scored is None else _checked(inputs, scored)
-        self._reference = list(self._logits(LayerWalk(model, inputs), range(len(inputs))))
+        self._reference = list(self._logits(self.walk))
         for number, logits in enumerate(self._reference):
             if not bool(torch.isfinite(logits).all()):
                 raise ValueError(f"the reference's logits of input {number} aren't finite.")
@@ -59,32 +59,31 @@ class SuffixRun:
 
     def difference(self, *, from_start: bool = False) -> Difference:
         """Run the model as it is from the walk's position (or from its embedding) and compare."""
-        walk = LayerWalk(self.model, self.walk.inputs) if from_start else self.walk
-        rows = self._rows(walk)
+        rows = self._rows(self.walk.restarted() if from_start else self.walk)
         kl, agreed = rows[:2].mean(1).tolist()
         right, right_before = rows[2:].nanmean(1).tolist()  # NaN: no next token
         return Difference(kl, 1 - agreed, right_before - right)
 
-    def kl(self, walk: LayerWalk | None = None, *, only: Iterable[int] | None = None) -> float:
+    def kl(self, walk: LayerWalk | None = None) -> float:
         """Return the mean KL from the position of a walk (None: its own) over its inputs.
 
-        `only` are the numbers of those inputs that count. NaN where a logit is NaN.
+        They are the first of the run's, or all. NaN where a logit is NaN.
         """
-        return float(self._rows(walk or self.walk, only)[0].mean())
+        return float(self._rows(walk or self.walk)[0].mean())
 
-    def _rows(self, walk: LayerWalk, only: Iterable[int] | None = None) -> Tensor:
+    def _rows(self, walk: LayerWalk) -> Tensor:
         """Return KL, agreement, right, right before: float64 [4, scored]."""
-        numbers = list(range(len(walk.inputs)) if only is None else only)
-        found = zip(numbers, self._logits(walk, numbers), strict=True)
+        found = enumerate(self._logits(walk))
         return torch.cat([self._compare(number, logits) for number, logits in found], 1)
 
-    def _logits(self, walk: LayerWalk, numbers: Iterable[int]) -> Iterator[Tensor]:
-        for number in numbers:
+    def _logits(self, walk: LayerWalk) -> Iterator[Tensor]:
+        # Layer after layer: one that is read from a file is then read once for all inputs.
+        rest = walk.branch()
+        for index in range(rest.position, len(rest.layers)):
+            rest.run(index)
+        for number, hidden in enumerate(rest.hidden):
             with torch.no_grad():
-                hidden = walk.hidden[number].clone()  # a layer may work on what it is given
-                for index in range(walk.position, len(walk.layers)):
-                    hidden = walk.call(index, number, hidden)
-                found = walk.logits(number, hidden, self.scored[number]).flatten(0, 1).float()
+                found = rest.logits(number, hidden, self.scored[number]).flatten(0, 1).float()
             yield found
 
     def _compare(self, number: int, logits: Tensor) -> Tensor:

@@ -13,9 +13,10 @@ equal the plain forward pass bit for bit. Given up: models that do anything betw
 (refused when the walk is made) and caches.
 """
 
+import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from quantwatch_kernels.quantize.decoder_layers import check_inputs, find_decoder_layers
+from quantwatch_kernels.quantize.replaced import replaced
 
 __all__ = ["LayerWalk"]
 
@@ -78,6 +80,28 @@ class LayerWalk:
             self.hidden.append(hidden)
             self._calls.append(calls)
 
+    def branch(self, numbers: Iterable[int] | None = None) -> "LayerWalk":
+        """Return a walk at the same place with states of its own, of these inputs (None: all).
+
+        It numbers its inputs anew. What either does behind this place doesn't concern the other.
+        """
+        chosen = list(range(len(self.inputs)) if numbers is None else numbers)
+        walk = copy.copy(self)
+        walk.inputs = tuple(self.inputs[number] for number in chosen)
+        # Copies: a layer may work on what it is given.
+        walk.hidden = [self.hidden[number].clone() for number in chosen]
+        walk._calls = [self._calls[number] for number in chosen]
+        walk._handed_on = [dict(self._handed_on[number]) for number in chosen]
+        return walk
+
+    def restarted(self) -> "LayerWalk":
+        """Return a walk over the same inputs at the first layer, as the model is now."""
+        walk = self.branch()
+        walk.position = 0
+        for number in range(len(walk.inputs)):
+            walk.hidden[number], walk._calls[number] = walk._capture(number)
+        return walk
+
     def run(self, index: int) -> list[Tensor]:
         """Replace `hidden`, the inputs of layer `index`, by its outputs, one input at a time.
 
@@ -91,6 +115,7 @@ class LayerWalk:
         with torch.no_grad():
             for number, hidden in enumerate(self.hidden):
                 self.hidden[number] = self.call(index, number, hidden)
+                self._handed_on[number].pop(index - 1, None)
         self.position += 1
         return self.hidden
 
@@ -186,7 +211,10 @@ class LayerWalk:
 
     @contextmanager
     def _stubs(self, stub: Callable[[int, Tensor, _Call], Tensor]) -> Iterator[None]:
-        """Inside, `stub(index, hidden, call)` stands for every layer's forward."""
+        """Inside, `stub(index, hidden, call)` stands for every layer's forward, and for its hooks.
+
+        A hook would see what no layer gets, change it a second time, or read a layer for nothing.
+        """
 
         def forward_of(index: int) -> Callable[..., Any]:
             def forward(*args: Any, **kwargs: Any) -> Any:
@@ -196,16 +224,10 @@ class LayerWalk:
 
             return forward
 
-        kept = [module.__dict__.get("forward") for _, module in self.layers]
-        try:
+        with ExitStack() as stack:
             for index, (_, module) in enumerate(self.layers):
-                module.forward = forward_of(index)
+                stack.enter_context(replaced(module, forward_of(index), with_hooks=False))
             yield
-        finally:
-            for (_, module), before in zip(self.layers, kept, strict=True):
-                del module.__dict__["forward"]
-                if before is not None:
-                    module.forward = before
 
 
 def _first(output: Any) -> Tensor:

@@ -47,6 +47,11 @@ class Restoration:
     recipe: Json | None
     """The candidate's recipe with these parts left out."""
 
+    @property
+    def named(self) -> str | None:
+        """What is to be restored; None where nothing that was tried is enough."""
+        return None if self.verdict is None else ", ".join(self.scopes) or "nothing"
+
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
@@ -64,8 +69,8 @@ class Attribution:
     """KL(reference ‖ candidate) on these tokens."""
     together_kl: float
     """… of all whole parts put into the reference at once."""
-    control_kl: float
-    """The largest KL of the reference with nothing swapped: 0."""
+    num_boundaries: int
+    """At how many the reference, with nothing swapped, was run again: its KL was 0 at each."""
     parts: tuple[AttributedPart, ...]
     """In the order of the model."""
     notes: tuple[str, ...] = ()

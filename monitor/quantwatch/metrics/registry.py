@@ -62,3 +62,5 @@ _SPECS = (
 )  # fmt: skip
 
 METRICS: dict[str, MetricSpec] = {spec.slug: spec for spec in _SPECS}
+ROUTER_METRICS: tuple[str, ...] = tuple(s.slug for s in _SPECS if s.where == "router")
+"""Measured in layers with experts only."""

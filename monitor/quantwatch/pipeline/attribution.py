@@ -4,6 +4,7 @@ The kernels know modules and tensors; here they get their scopes, and a choice o
 ones, drawn from the run's suite by a seed until the budget of tokens is used up.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,11 +30,22 @@ from quantwatch.models.loaded import LoadedModel
 from quantwatch.pipeline.measure import pinned_threads
 from quantwatch.pipeline.reloading import Reloaded
 from quantwatch.store.kinds import finite_or_none
-from quantwatch_kernels.quantize.attribution import Part, Place, Share, attribute
+from quantwatch_kernels.quantize.attribution import (
+    Attributed,
+    Part,
+    Place,
+    Share,
+    Terms,
+    attribute,
+)
 from quantwatch_kernels.quantize.basis import why_other_input, why_other_output
 from quantwatch_kernels.quantize.suffix import SuffixRun
 
 Detail = Literal["layer", "part", "linear"]
+_CARRIED_BYTES = 1 << 30
+"""Of hidden states that streamed layers are run on together, so that each is read less often."""
+_VISIBLE, _ROUNDING = 1e-3, 1e-9
+"""What two KLs may differ by before a note says so: one decimal of a share, nats of rounding."""
 _OUTSIDE: dict[str, Place] = {EMBEDDING: "embedding", FINAL_NORM: "behind", HEAD: "behind"}
 
 
@@ -60,23 +72,14 @@ class Wish:
 def attribute_shares(models: Reloaded, wish: Wish) -> Attribution:
     """Measure what every part of the candidate costs alone; both models end as they were.
 
-    Raises UserError for a candidate in another basis, no prompt within the budget, and what the
-    kernels refuse.
+    Raises UserError for models on two devices, a candidate in another basis, no prompt within the
+    budget, and what the kernels refuse.
     """
+    _require_one_device(models)
     parts, notes = _parts(models, wish.detail)
     prompts = chosen_prompts(models.suite, wish.tokens, wish.seed)
-    device = models.reference.device
-    inputs = [torch.tensor([p.token_ids], device=device) for p in prompts]
-    scored = [torch.arange(p.score_start, len(p.token_ids), device=device) for p in prompts]
-    with pinned_threads(models.request.check.threads):
-        try:
-            run = SuffixRun(models.reference.module, inputs, scored)
-            found = attribute(
-                run, models.candidate.module, parts, seed=wish.seed, tell=_telling(wish)
-            )
-        except ValueError as error:
-            raise UserError(f"{models.config.name}: {error}") from error
-    if found.together_kl != found.kl:
+    found = _attribute(models, parts, prompts, wish)
+    if not math.isclose(found.together_kl, found.kl, rel_tol=_VISIBLE, abs_tol=_ROUNDING):
         notes.append(_outside(found.kl, found.together_kl))
     return Attribution(
         candidate=models.config.name,
@@ -88,10 +91,30 @@ def attribute_shares(models: Reloaded, wish: Wish) -> Attribution:
         num_scored=found.num_tokens,
         kl=found.kl,
         together_kl=found.together_kl,
-        control_kl=found.control_kl,
+        num_boundaries=found.num_boundaries,
         parts=tuple(map(_attributed, found.shares)),
         notes=tuple(notes),
     )
+
+
+def _attribute(
+    models: Reloaded, parts: Sequence[Part], prompts: Sequence[Prompt], wish: Wish
+) -> Attributed:
+    device = models.reference.device
+    inputs = [torch.tensor([p.token_ids], device=device) for p in prompts]
+    carried = _CARRIED_BYTES if models.request.check.memory == "streamed" else 0
+    scored = [torch.arange(p.score_start, len(p.token_ids), device=device) for p in prompts]
+    with pinned_threads(models.request.check.threads):
+        try:
+            return attribute(
+                SuffixRun(models.reference.module, inputs, scored),
+                models.candidate.module,
+                parts,
+                Terms((models.reference.dtype, models.candidate.dtype), wish.seed, carried),
+                _telling(wish),
+            )
+        except ValueError as error:
+            raise UserError(f"{models.config.name}: {error}") from error
 
 
 def chosen_prompts(suite: Suite, tokens: int, seed: int) -> list[Prompt]:
@@ -110,6 +133,15 @@ def chosen_prompts(suite: Suite, tokens: int, seed: int) -> list[Prompt]:
         short = min(len(prompt.token_ids) for prompt in suite.prompts)
         raise UserError(f"--tokens {tokens}: the shortest prompt of the suite has {short} tokens")
     return sorted(chosen, key=lambda prompt: prompt.index)
+
+
+def _require_one_device(models: Reloaded) -> None:
+    ours, theirs = models.reference.device, models.candidate.device
+    if ours != theirs:
+        raise UserError(
+            f"{models.config.name} is on {theirs}, the reference on {ours}: its parts can stand in "
+            "the reference's on the same device alone; load both on one"
+        )
 
 
 def _parts(models: Reloaded, detail: Detail) -> tuple[list[Part], list[str]]:

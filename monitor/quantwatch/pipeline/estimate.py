@@ -64,13 +64,11 @@ def estimate(request: RunRequest) -> Estimate:
 
 
 def _size(config: VariantConfig, request: RunRequest) -> _Size | None:
-    num_bytes = estimate_bytes(config, request.base_dir)
-    if num_bytes is None:
+    found = estimate_bytes(config, request.base_dir)
+    if found is None:
         return None
-    weights = num_bytes // _width(config)
-    if request.check.memory == "streamed":
-        num_bytes = estimate_bytes(config, request.base_dir, streamed=True) or num_bytes
-    return _Size(num_bytes, weights)
+    num_bytes = found.streamed if request.check.memory == "streamed" else found.resident
+    return _Size(num_bytes, found.resident // _width(config))
 
 
 def _width(config: VariantConfig) -> int:

@@ -6,7 +6,7 @@ whole check), so that 30 layers take five tries. Given up: sets that are no begi
 where errors cancel, a smaller one may exist.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
@@ -117,7 +117,8 @@ class Bench:
         with measure_models(request, both, models.suite, self.progress) as measured:
             result = judge(request, measured, new_run_id(), started, self.database)
         found = result.find(config.name)
-        assert found is not None
+        if found is None:
+            raise RuntimeError(f"{config.name} was measured, but the result doesn't name it")
         return found
 
 
@@ -142,10 +143,8 @@ def restore(bench: Bench, found: Attribution, before: Verdict | None, most: int)
 
     prefix = smallest_prefix(len(order), passes, most)
     if prefix.size is None:
-        return Restoration(
-            (), None, None, prefix.num_tries, prefix.is_smallest,
-            _none(len(order), prefix, len(order) in results), None,
-        )  # fmt: skip
+        words = _none(len(order), prefix, results)
+        return Restoration((), None, None, prefix.num_tries, prefix.is_smallest, words, None)
     chosen = tuple(order[: prefix.size])
     result = results[prefix.size]
     words = f"{prefix.size} of {len(order)} parts restored: {result.verdict}"
@@ -174,11 +173,19 @@ def _run(
         return None
 
 
-def _none(count: int, prefix: Prefix, all_ran: bool) -> str:
+def _none(count: int, prefix: Prefix, results: Mapping[int, CandidateResult]) -> str:
+    """Return why no set is enough, and what the largest that was run reaches."""
     if not count:
-        return "no part costs anything: nothing can be restored"
+        return "no part costs anything, so there is none to restore"
+    size = max(results, default=0)
+    many = f"all {count}" if size == count else f"{size} of {count}"
+    reached = f"; {many} parts restored reach {_reached(results[size])}" if size else ""
     if not prefix.is_smallest:
-        return f"none of {prefix.num_tries} tries passes; allow more"
-    if all_ran:
-        return f"the check doesn't pass even with all {count} parts restored"
-    return f"it passes with no fewer than all {count} parts restored, and then nothing is quantized"
+        return f"none is found with the tries that are allowed ({prefix.num_tries}){reached}"
+    if size == count:
+        return f"none is enough{reached}"
+    return f"none is enough that leaves anything to quantize{reached}"
+
+
+def _reached(result: CandidateResult) -> str:
+    return f"KL {_kl(result):.4g}, verdict {result.verdict}"

@@ -21,8 +21,8 @@ def lines(found: Attribution, run: RunResult) -> list[str]:
         f"{found.candidate} of run {run.run_id}: KL {found.kl:.4g} nats per token on "
         f"{found.num_scored} tokens ({found.num_prompts} of {run.num_prompts} prompts, seed "
         f"{found.seed})" + ("" if whole is None else f"; the run's is {_number(whole.mean)}"),
-        f"controls: nothing swapped {found.control_kl:g}, all parts together "
-        f"{found.together_kl:.4g}",
+        f"controls: nothing swapped, run again at {found.num_boundaries} boundaries: exactly 0 at "
+        f"each; all parts together {found.together_kl:.4g}",
         f"additivity (sum of the parts ÷ the whole): {_number(found.additivity, '.3f')}",
         *(f"note: {note}" for note in found.notes),
     ]
@@ -44,7 +44,7 @@ def document(found: Attribution, run: RunResult) -> dict[str, Any]:
         "num_scored": found.num_scored,
         "kl": found.kl,
         "together_kl": found.together_kl,
-        "control_kl": found.control_kl,
+        "num_boundaries": found.num_boundaries,
         "additivity": found.additivity,
         "notes": list(found.notes),
         "parts": [_part(found, part) for part in found.parts],
@@ -68,7 +68,9 @@ def _number(value: float | None, form: str = ".4g") -> str:
 
 
 def _restored(restored: Restoration) -> list[str]:
-    said = [f"to restore: {', '.join(restored.scopes) or 'nothing'} ({restored.words})"]
+    if restored.named is None:
+        return [f"to restore: {restored.words}"]
+    said = [f"to restore: {restored.named} ({restored.words})"]
     if restored.kl is not None:
         said.append(f"KL with these restored, whole suite: {restored.kl:.4g}")
     return said

@@ -11,6 +11,7 @@ from typing import Any
 
 from quantwatch.domain import Alert, CandidateResult, RunResult, RunStatus, Scope, layer_index
 from quantwatch.domain.drift import changed
+from quantwatch.metrics.registry import ROUTER_METRICS
 from quantwatch.report.figures import Figures
 from quantwatch.report.numbers import MISSING, Number
 from quantwatch.report.words import alert_value
@@ -20,7 +21,6 @@ _KL = ("mean", "se", "p50", "p90", "p99", "p999", "max")
 _PLAIN = ("top1_agreement", "topk_logit_deviation_k5", "topk_logit_deviation_k3")
 _LENS = ("mean", "p99", "max")
 _LAYER = ("isolated_error", "rel_error", "sqnr_db", "cosine", "feature_kl")
-_ROUTER = ("overlap", "weight_l1", "flips", "load_tv", "load_max")
 _SCOPE = ("isolated_error", "rel_error", "sqnr_db", "cosine")
 
 
@@ -130,7 +130,8 @@ def _router(figures: Figures, scope: Scope) -> Document | None:
     """Return what a layer's router does; None where no choice of experts was compared."""
     if figures.row("router_overlap", scope) is None:
         return None
-    return _fields({name: figures.number(f"router_{name}", scope) for name in _ROUTER})
+    names = {metric: metric.removeprefix("router_") for metric in ROUTER_METRICS}
+    return _fields({name: figures.number(metric, scope) for metric, name in names.items()})
 
 
 def _scope(figures: Figures, scope: Scope) -> Document:

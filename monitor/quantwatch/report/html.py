@@ -4,6 +4,7 @@ from html import escape
 from itertools import chain
 
 from quantwatch.domain import Alert, CandidateResult, RunResult, Verdict, layer_index
+from quantwatch.metrics.registry import ROUTER_METRICS
 from quantwatch.report import words
 from quantwatch.report.figures import Figures
 from quantwatch.report.numbers import printable
@@ -15,9 +16,6 @@ _DETAILED, _LAYER_ROWS, _ALERT_ROWS = 8, 20, 100
 """Candidates drawn in full, rows of a layer table and of the alert table: keeps the file small."""
 _LONGEST = 1000
 _LAYER_METRICS = ("isolated_error", "lens_kl", "rel_error", "sqnr_db", "cosine", "feature_kl")
-_ROUTER_METRICS = (
-    "router_overlap", "router_weight_l1", "router_flips", "router_load_tv", "router_load_max",
-)  # fmt: skip
 
 
 def render(result: RunResult) -> str:
@@ -163,7 +161,7 @@ def _section(candidate: CandidateResult, figures: Figures) -> str:
 
 def _layers(figures: Figures) -> str:
     layers = figures.worst("isolated_error", figures.layers, _LAYER_ROWS) or list(figures.layers)
-    metrics = (*_LAYER_METRICS, *(_ROUTER_METRICS if figures.has_routers else ()))
+    metrics = (*_LAYER_METRICS, *(ROUTER_METRICS if figures.has_routers else ()))
     shown = layers[:_LAYER_ROWS]
     rows = "".join(
         _cells([layer, *(figures.number(metric, layer).text() for metric in metrics)])

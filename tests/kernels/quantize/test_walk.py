@@ -145,21 +145,40 @@ def test_layers_run_in_turn() -> None:
 
 
 class Between(nn.Module):
-    """A Llama that adds 1 between its layers."""
+    """Two layers, and 1 is added between them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = build("llama")
-        self.config = self.inner.config
-        self.inner.model.layers[1].register_forward_pre_hook(lambda _, args: (args[0] + 1,))
+        self.config = LlamaConfig(**{**GATED, "num_hidden_layers": 2})
+        self.embed = nn.Embedding(96, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.inner(*args, **kwargs)
+    def forward(self, ids: Tensor, *, use_cache: bool) -> Tensor:
+        first: Tensor = self.layers[0](self.embed(ids))
+        second: Tensor = self.layers[1](first + 1)
+        return second
+
+
+def test_hooks_of_layers_are_run_once() -> None:
+    """Catches a hook that sees a stub, and changes or reads what no layer is given."""
+    model, seen = build("llama"), []
+    model.model.layers[1].register_forward_pre_hook(lambda _, args: (args[0] + 1,))
+    model.model.layers[2].register_forward_hook(lambda *_: seen.append(1))
+    inputs = token_ids()
+    expected = plain(model, inputs)
+    seen.clear()
+    walk = LayerWalk(model, inputs)
+    for index in range(3):
+        walk.run(index)
+    for actual, wanted in zip(walk.finish(walk.hidden), expected, strict=True):
+        assert torch.equal(actual, wanted)
+    assert len(seen) == len(inputs)
+    assert len(model.model.layers[1]._forward_pre_hooks) == 1
 
 
 def test_models_that_cannot_be_walked() -> None:
     """Catches a walk that is silently another model."""
-    with pytest.raises(ValueError, match=r"changes hidden states before inner\.model\.layers\.1"):
+    with pytest.raises(ValueError, match=r"changes hidden states before layers\.1"):
         LayerWalk(Between().eval(), token_ids())
     with pytest.raises(ValueError, match="num_hidden_layers"):
         LayerWalk(nn.Linear(3, 3).eval(), token_ids())

@@ -52,10 +52,12 @@ def test_from_a_run_to_a_recipe(measured: Run, place: Path) -> None:
     words = ("attribute", "nightly", "--candidate", "int6")
     table = measured(*words, "--no-store")
     assert table.code == 0, table.err
-    assert "controls: nothing swapped 0, all parts together" in table.out
+    assert (
+        "controls: nothing swapped, run again at 4 boundaries: exactly 0 at each; all" in table.out
+    )
     assert "layers.1" in table.out
     found = json.loads(measured(*words, "--json", "--seed", "3", "--detail", "part").out)
-    assert (found["candidate"], found["control_kl"], found["seed"]) == ("int6", 0, 3)
+    assert (found["candidate"], found["num_boundaries"], found["seed"]) == ("int6", 4, 3)
     assert found["together_kl"] == found["kl"]
     parts = {part["scope"]: part for part in found["parts"]}
     assert list(parts) == [
@@ -69,7 +71,10 @@ def test_from_a_run_to_a_recipe(measured: Run, place: Path) -> None:
     # A threshold that only the reference meets: no recipe, and no file that looks like one.
     out = measured(*words, "--out", "never.toml")
     assert out.code == 0, out.err
-    assert "never.toml is not written: it passes with no fewer than all 3 parts" in out.err
+    assert (
+        "never.toml is not written: none is enough that leaves anything to quantize; 2 of 3 parts"
+        in out.err
+    )
     assert not (place / "never.toml").exists()
     # What the run says of its rules decides, so another run is needed for other rules.
     kl = parts["head"]["kl"] * 1.5

@@ -324,3 +324,45 @@ def test_threads_end_with_the_model(make_folder: Any, stream: Any) -> None:
     _forget()
     assert not _readers()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def _fills(monkeypatch: pytest.MonkeyPatch, kind: Any) -> list[set[str]]:
+    """Note which tensors each step of filling a model of a kind brings."""
+    found: list[set[str]] = []
+    fill = kind._load_pretrained_model
+
+    def noted(model: Any, tensors: Any, *more: Any) -> Any:
+        found.append(set(tensors))
+        return fill(model, tensors, *more)
+
+    monkeypatch.setattr(kind, "_load_pretrained_model", staticmethod(noted))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("limit", "steps"), [(1 << 26, 1), (0, 4)], ids=["small layers", "large layers"]
+)
+def test_layers_are_checked_in_few_steps(
+    limit: int,
+    steps: int,
+    tmp_path: Path,
+    make_llama: Any,
+    stream: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches a step per layer, each through the whole model, and packed layers read all at once."""
+    model = make_llama(num_hidden_layers=4)
+    fills = _fills(monkeypatch, type(model))
+    monkeypatch.setattr("quantwatch.models.streaming.skeleton._READ_BYTES", limit)
+    with quiet():
+        model.save_pretrained(tmp_path / "plain")
+        quantize_(model, Recipe.named("int4-g16"), execution="reference")
+        save_quantized(model, tmp_path / "packed")
+    stream(tmp_path / "plain")
+    assert len(fills) == 2
+    plain = fills[1]
+    assert len(plain) == 4 * 9
+    fills.clear()
+    stream(tmp_path / "packed")
+    assert len(fills) == 1 + steps
+    assert sum(map(len, fills[1:])) == len(set.union(*fills[1:])) > len(plain)

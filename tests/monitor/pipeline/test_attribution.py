@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.monitor.tiny_models import SIZES, save_word_model, word_tokenizer
+from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from quantwatch.config.load import parse
 from quantwatch.config.recipes import RecipeConfig
 from quantwatch.config.schema import CheckConfig
-from quantwatch.domain import Prompt, RunResult, Scope, Suite, Verdict
+from quantwatch.domain import CandidateResult, Prompt, RunResult, Scope, Suite, Verdict
 from quantwatch.errors import UserError
-from quantwatch.pipeline.attribution import Wish, attribute_shares, chosen_prompts
+from quantwatch.models.loaded import LoadedModel
+from quantwatch.models.streaming.stream import LayerStream
+from quantwatch.pipeline.attribution import (
+    Wish,
+    attribute_shares,
+    chosen_prompts,
+    restorable,
+)
 from quantwatch.pipeline.reloading import Reloaded, choose_candidate, reload
 from quantwatch.pipeline.request import RunRequest
 from quantwatch.pipeline.restoring import (
@@ -27,6 +38,7 @@ from quantwatch.pipeline.restoring import (
     smallest_prefix,
 )
 from quantwatch.pipeline.run import run_check
+from quantwatch.report.attribution import lines
 
 INT6 = {"weights": "int6", "granularity": "channel", "exclude": ["router"]}
 INT3 = {"weights": "int3", "granularity": "group", "group_size": 8, "exclude": ["router"]}
@@ -68,7 +80,7 @@ def test_shares_of_a_run(run: RunResult, folder: Path) -> None:
     assert measured is not None
     assert found.num_scored == measured.n
     assert found.kl == pytest.approx(measured.mean, rel=1e-3)
-    assert found.control_kl == 0
+    assert found.num_boundaries == 4
     assert found.together_kl == found.kl
     assert found.notes == ()
     scopes = {part.scope: part for part in found.parts}
@@ -134,7 +146,11 @@ def test_the_fewest_restored(folder: Path) -> None:
     strictest = reloaded(measure(folder, {"name": "int6", "recipe": INT6}, rules=never), folder)
     nothing = restore(Bench(strictest, Silent()), found, Verdict.REGRESSION, most=8)
     assert (nothing.scopes, nothing.verdict, nothing.recipe) == ((), None, None)
-    assert "no fewer than all 3 parts restored, and then nothing is quantized" in nothing.words
+    assert re.fullmatch(
+        r"none is enough that leaves anything to quantize; 2 of 3 parts restored reach KL "
+        r"\d\S+, verdict regression",
+        nothing.words,
+    )
 
 
 def test_nothing_to_restore_and_nothing_that_helps(run: RunResult, folder: Path) -> None:
@@ -146,7 +162,39 @@ def test_nothing_to_restore_and_nothing_that_helps(run: RunResult, folder: Path)
     assert (passing.scopes, passing.recipe, passing.num_tries) == ((), None, 0)
     short = restore(bench, found, Verdict.REGRESSION, most=1)
     assert (short.verdict, short.recipe) == (None, None)
-    assert short.words == "none of 1 tries passes; allow more"
+    kl = bench.run(restored_recipe(own_recipe(models), restorable(models, found)[:2]))
+    row = kl.find("logit_kl")
+    assert row is not None
+    assert short.words == (
+        "none is found with the tries that are allowed (1); 2 of 3 parts restored reach KL "
+        f"{row.mean:.4g}, verdict regression"
+    )
+    assert f"to restore: {short.words}" in lines(replace(found, restoration=short), run)
+    assert "to restore: nothing (the check passes as it is)" in lines(
+        replace(found, restoration=passing), run
+    )
+
+
+def test_restoring_everything_does_not_help(run: RunResult, folder: Path) -> None:
+    """Catches a search that ends in "nothing to restore" although the check fails."""
+    models = reloaded(run, folder)
+    found = attribute_shares(models, Wish(tokens=60))
+
+    class Same(Bench):
+        """A bench on which restoring changes nothing."""
+
+        def run(self, recipe: RecipeConfig) -> CandidateResult:
+            return run.candidates[0]
+
+    row = run.candidates[0].find("logit_kl")
+    assert row is not None
+    restored = restore(Same(models, Silent()), found, Verdict.REGRESSION, most=8)
+    words = f"none is enough; all 3 parts restored reach KL {row.mean:.4g}, verdict regression"
+    assert (restored.words, restored.num_tries, restored.is_smallest) == (words, 2, True)
+    free = replace(found, parts=tuple(replace(part, kl=0.0) for part in found.parts))
+    none = restore(Same(models, Silent()), free, Verdict.REGRESSION, most=8)
+    assert none.words == "no part costs anything, so there is none to restore"
+    assert none.named is None
 
 
 def test_what_was_measured_must_be_there(run: RunResult, folder: Path, tmp_path: Path) -> None:
@@ -201,7 +249,58 @@ def test_other_checkpoints_have_shares(folder: Path) -> None:
     run = measure(folder, {"name": "half", "dtype": "bfloat16"})
     found = attribute_shares(reloaded(run, folder), Wish(tokens=60))
     assert all(part.kl > 0 for part in found.parts if part.kind == "layer")
-    assert found.control_kl == 0
+    assert found.num_boundaries == 4
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """How often layers were read from files, by the number of the layer."""
+    found: Counter[int] = Counter()
+    read = LayerStream._read
+
+    def counted(stream: LayerStream, index: int) -> None:
+        found[index] += 1
+        read(stream, index)
+
+    monkeypatch.setattr(LayerStream, "_read", counted)
+    return found
+
+
+def test_streamed_layers_are_read_a_few_times(folder: Path, reads: Counter[int]) -> None:
+    """Catches a layer that is read for every part, prompt or stub, and other figures than in memory."""
+    save_word_model(folder / "deep", 96, scale=5.0, num_hidden_layers=6)
+    deep = {"name": "it", "model": "deep", "recipe": INT6}
+    found = []
+    for memory in ("resident", "streamed"):
+        run = measure(folder, deep, reference={"model": "deep"}, memory=memory)
+        models = reloaded(run, folder)
+        reads.clear()
+        found.append(attribute_shares(models, Wish(tokens=60, detail="linear")))
+    resident, streamed = found
+    assert len(resident.parts) == 3 + 6 * 10
+    assert streamed.parts == resident.parts
+    assert (streamed.kl, streamed.together_kl) == (resident.kl, resident.together_kl)
+    # Its own pass, all parts together, part by part, of both models; and what is found out of each
+    # about how its layers are called: layer 0, while the next is read.
+    once = 2 * 3
+    assert reads == {0: once + 2, 1: once + 2} | dict.fromkeys(range(2, 6), once)
+
+
+class Elsewhere(LoadedModel):
+    """A model on another device."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda:1")
+
+
+def test_two_devices_are_refused(run: RunResult, folder: Path) -> None:
+    """Catches torch's own error in the middle of the work."""
+    models = reloaded(run, folder)
+    candidate = models.candidate
+    moved = Elsewhere(**{name: getattr(candidate, name) for name in LoadedModel.__slots__})
+    with pytest.raises(UserError, match=r"int3 is on cuda:1, the reference on cpu: .*load both"):
+        attribute_shares(replace(models, candidate=moved), Wish(tokens=60))
 
 
 def test_prompts_are_whole_and_drawn() -> None:
@@ -257,6 +356,17 @@ def test_restored_recipes_keep_what_else_they_say() -> None:
     assert restored_recipe(recipe, []) == recipe
 
 
+@pytest.fixture(scope="module")
+def mixture(folder: Path) -> None:
+    """A mixture with a shared expert beside the tiny model."""
+    torch.manual_seed(0)
+    more = {"num_experts": 4, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 32}
+    sizes = SIZES | {"vocab_size": 96, "moe_intermediate_size": 16, **more}
+    model: Any = Qwen2MoeForCausalLM(Qwen2MoeConfig(**sizes))
+    model.to(torch.bfloat16).save_pretrained(folder / "mixture")
+    word_tokenizer(96).save_pretrained(folder / "mixture")
+
+
 _TEXTS = {"suite": {"files": ["prompts.json"]}, "limit": 4}
 
 
@@ -270,14 +380,18 @@ _TEXTS = {"suite": {"files": ["prompts.json"]}, "limit": 4}
         ({"serve": {"kv_cache": "int4"}}, 0),
         ({"serve": {"attention": "int8-both"}}, 0),
         ({"faults": [{"scope": "layers.1.mlp.down_proj", "scale": 1.5}]}, 0),
+        ({"model": "mixture", "dtype": "bfloat16", "recipe": INT6}, 0),
     ],
-    ids=["packed", "activations", "smoothed", "kv cache", "int8 attention", "fault"],
+    ids=["packed", "activations", "smoothed", "kv cache", "int8 attention", "fault", "16-bit moe"],
 )
-def test_candidates_of_every_kind(change: dict[str, Any], left_out: int, folder: Path) -> None:
+def test_candidates_of_every_kind(
+    change: dict[str, Any], left_out: int, folder: Path, mixture: None
+) -> None:
     """Catches a state outside of the modules that a swap leaves behind."""
-    run = measure(folder, {"name": "it", **change})
+    reference = {"model": "tiny"} | {k: change[k] for k in ("model", "dtype") if k in change}
+    run = measure(folder, {"name": "it", **change}, reference=reference)
     found = attribute_shares(reloaded(run, folder), Wish(tokens=60, detail="part"))
-    assert found.control_kl == 0
+    assert found.num_boundaries == 4
     assert found.kl > 0
     assert found.together_kl == pytest.approx(found.kl, rel=1e-6)
     assert len(found.notes) == left_out

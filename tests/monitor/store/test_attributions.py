@@ -31,7 +31,7 @@ PARTS = (
 FOUND = Attribution(
     candidate="int4", made_at=datetime(2026, 11, 30, 9, 30, tzinfo=UTC), detail="part",
     seed=3, num_prompts=2, num_tokens=400, num_scored=380, kl=0.5, together_kl=0.49,
-    control_kl=0.0, parts=PARTS, notes=("a note",),
+    num_boundaries=4, parts=PARTS, notes=("a note",),
 )  # fmt: skip
 RESTORED = Restoration(
     (Scope("layers.1"),), Verdict.PASS, 0.01, 5, True, "1 of 2 layers", {"weights": "int4"}

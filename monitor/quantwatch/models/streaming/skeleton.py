@@ -1,11 +1,13 @@
 """A model as transformers builds it, its decoder layers without values.
 
 `from_pretrained` does everything it does else; only the step that fills a model from files is
-another: embedding, norm and head get their values, the layers are checked, one after another, for
-missing weights and wrong shapes, and stay on the meta device. A quantized checkpoint's layers are
-really read for that, since some conversions need values.
+another: embedding, norm and head get their values, the layers are checked for missing weights and
+wrong shapes, all at once, since such a step goes through the whole model whatever it brings, and
+stay on the meta device. A quantized checkpoint's layers are really read for that, since some
+conversions need values: one at a time, small ones together.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +20,9 @@ from quantwatch.errors import ModelError
 from quantwatch.models.landmarks import find_embedding, find_layers
 from quantwatch.models.streaming.mapped import LazyTensor, MappedFile
 from quantwatch.models.streaming.sources import LayerSource, Names
+
+_READ_BYTES = 1 << 26
+"""Of the layers that are read at once to be checked, if they are more than one."""
 
 
 @dataclass(slots=True)
@@ -46,8 +51,12 @@ def streamed_class(kind: type, found: list[Skeleton]) -> type:
         fill: Any = kind._load_pretrained_model  # type: ignore[attr-defined]
         info, _ = fill(model, outside, None, load_config, expected)
         source = LayerSource(model, load_config, inside)
-        for layer, own in zip(layers.values(), inside, strict=True):
-            _merge(info, _check_layer(fill, model, load_config, (layer, own)))
+        sizes = [source.num_bytes(index) for index in range(len(source))]
+        limit = math.inf if load_config.hf_quantizer is None else _READ_BYTES
+        for group in _groups(sizes, limit):
+            stored = {name: tensor for index in group for name, tensor in inside[index].items()}
+            part = [*layers.values()][group.start : group.stop], stored
+            _merge(info, _check_layers(fill, model, load_config, part))
         found.append(Skeleton(layers, source))
         return info, None
 
@@ -84,14 +93,27 @@ def _split(
     return outside, inside
 
 
-def _check_layer(
-    fill: Any, model: Any, load_config: Any, part: tuple[nn.Module, Mapping[str, LazyTensor]]
+def _groups(sizes: Sequence[int], limit: float) -> Iterator[range]:
+    """Yield runs of layers that take at most so many bytes together, or are one."""
+    start, total = 0, 0
+    for index, size in enumerate(sizes):
+        if index > start and total + size > limit:
+            yield range(start, index)
+            start, total = index, 0
+        total += size
+    if start < len(sizes):
+        yield range(start, len(sizes))
+
+
+def _check_layers(
+    fill: Any, model: Any, load_config: Any, part: tuple[list[nn.Module], Mapping[str, LazyTensor]]
 ) -> Any:
-    """Load a layer as transformers does and take its values away again; return what it reports."""
-    layer, tensors = part
+    """Load layers as transformers does, take their values away again; return what it reports."""
+    layers, tensors = part
     if load_config.hf_quantizer is not None:
         info, _ = fill(model, dict(tensors), None, load_config)
-        empty_(layer)
+        for layer in layers:
+            empty_(layer)
         return info
     blank = {name: tensor.without_values for name, tensor in tensors.items()}
     info, _ = fill(model, blank, None, replace(load_config, device_map={"": "meta"}))

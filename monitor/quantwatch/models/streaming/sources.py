@@ -60,7 +60,8 @@ class LayerSource:
         """`layers` are the checkpoint's tensors of each layer, by their names there."""
         self._model = model
         self._quantizer = load_config.hf_quantizer
-        self._layers = [_targets(Names(model, load_config), load_config, la) for la in layers]
+        names = Names(model, load_config)
+        self._layers = [_targets(names, load_config, tensors) for tensors in layers]
 
     def __len__(self) -> int:
         return len(self._layers)

@@ -49,7 +49,7 @@ class LayerStream:
 
     def attach(self, module: nn.Module, head: nn.Module) -> None:
         """Make the hooks: at the model's begin, at each layer, and at the head."""
-        module.register_forward_pre_hook(lambda *_: self._begin())
+        module.register_forward_pre_hook(lambda *_: self.release())
         for index, layer in enumerate(self._modules):
             layer.register_forward_pre_hook(lambda *_, index=index: self._enter(index))
         head.register_forward_pre_hook(lambda *_: self.release())
@@ -76,10 +76,6 @@ class LayerStream:
         if self._live is not None:
             self._drop(self._live)
             self._live = None
-
-    def _begin(self) -> None:
-        self.release()
-        self._ahead(0)
 
     def _ahead(self, index: int) -> None:
         if index < len(self._modules):

@@ -26,7 +26,7 @@ class AttributionRow(Base):
     num_scored: Mapped[Count]
     kl: Mapped[float]
     together_kl: Mapped[float]
-    control_kl: Mapped[float]
+    num_boundaries: Mapped[Count]
     notes: Mapped[JsonDocument]
     restoration: Mapped[JsonDocument | None]
 
