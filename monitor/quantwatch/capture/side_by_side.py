@@ -44,8 +44,8 @@ class Subject:
     models: Mapping[str, LoadedModel]
     suite: Suite
     plan: CapturePlan
-    shelf: Shelf | None = None
-    """Where the reference is kept from night to night; None: it is run each time."""
+    shelf: Shelf | str | None = None
+    """Where the reference is kept from night to night, why it can't be, or None: nobody asked."""
 
 
 def capture_suite(

@@ -34,13 +34,15 @@ class Night:
 
 
 @contextmanager
-def opened(shelf: Shelf | None, night: Night) -> Iterator[Kept | Recorder | None]:
+def opened(shelf: Shelf | str | None, night: Night) -> Iterator[Kept | Recorder | None]:
     """Hold the entry of a night: to read, to record, or None when the reference is only run.
 
     An entry is audited before it is given out. What was recorded is removed unless it was
     completed inside.
     """
-    if shelf is None:
+    night.use.is_wanted = shelf is not None
+    if not isinstance(shelf, Shelf):
+        night.use.notes += [] if shelf is None else [shelf]
         yield None
         return
     with ExitStack() as stack:

@@ -32,6 +32,8 @@ class Use:
 
     origin: Origin = "live"
     """Computed in this run; computed and kept; read back."""
+    is_wanted: bool = False
+    """Whether the check has `reference_cache = true`."""
     key: str | None = None
     num_bytes: int | None = None
     num_tokens: int | None = None
