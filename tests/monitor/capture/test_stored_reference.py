@@ -167,9 +167,7 @@ def plant(shelf: Shelf, part: str, name: str, by: float) -> float:
     ("part", "name"),
     [("batch-00000", "tap layers.1"), ("batch-00000", "head input"), ("floor", "0 0 values")],
 )
-def test_the_audit_finds_one_planted_number(
-    kit: Any, tmp_path: Path, part: str, name: str
-) -> None:
+def test_the_audit_finds_one_planted_number(kit: Any, tmp_path: Path, part: str, name: str) -> None:
     """Catches an audit that compares with a tolerance, or that lets a wrong number through."""
     reference = kit.build("llama")
     models = {"reference": reference, "one": kit.perturb(reference)}
