@@ -114,8 +114,9 @@ _ORIGINS = {
 
 
 def _audit_words(audit: Json) -> str:
-    found = audit["num_differing"] or "no"
-    return f"audit of {audit['part']}: {found} of {audit['num_values']:,} numbers differ"
+    count, found = f"{audit['num_values']:,}", audit["num_differing"]
+    said = f"{found:,} of {count} numbers differ" if found else f"all {count} numbers are equal"
+    return f"audit of {audit['part']}: {said}"
 
 
 def alert_value(alert: Alert) -> Number:

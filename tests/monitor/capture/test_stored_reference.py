@@ -43,12 +43,7 @@ class Seen:
     sink: Any
     floor: Any
     report: Any
-    use: Any
-    steps: Any
-
-    def __eq__(self, other: object) -> bool:
-        assert isinstance(other, Seen)
-        return self.sink == other.sink and self.floor == other.floor and self.report == other.report
+    use: Any = dataclasses.field(compare=False)
 
 
 def night(
@@ -64,7 +59,7 @@ def night(
     del said["timings_s"]
     use = said.pop("reference_cache")
     assert steps.total == steps.done
-    return Seen(flat(sink.observations), flat(floor.observations), said, use, steps)
+    return Seen(flat(sink.observations), flat(floor.observations), said, use)
 
 
 @contextmanager
