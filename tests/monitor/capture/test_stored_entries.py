@@ -83,7 +83,7 @@ def _plausible_manifest(entry: Entry) -> None:
     path.write_text(path.read_text().replace('"num_forwards":', '"num_forwards":1'))
 
 
-DAMAGES: dict[str, tuple[Callable[[Entry], None], str]] = {
+DAMAGES: dict[str, tuple[Callable[[Entry], object], str]] = {
     "cut": (_cut, "has 100 bytes"),
     "longer": (_longer, "were written"),
     "one bit": (_flip, "its checksum differs"),

@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 import torch
 
+import quantwatch
+import quantwatch_kernels
 from quantwatch.capture.course import Course
 from quantwatch.capture.plan import CapturePlan
 from quantwatch.capture.stored import key as key_module
 from quantwatch.capture.stored.key import ingredients
 from quantwatch.domain import Fingerprint, Suite
 from quantwatch.models.loaded import LoadedModel
-from quantwatch.telemetry import canonical_sha
+from quantwatch.telemetry import canonical_sha, libraries
 
 PLAN = CapturePlan(batch_tokens=16, isolated_fraction=0.5)
 SHAS = ("weights_sha", "config_sha", "tokenizer_sha", "recipe_sha", "serve_sha", "fault_sha")
@@ -21,12 +23,14 @@ SHAS = ("weights_sha", "config_sha", "tokenizer_sha", "recipe_sha", "serve_sha",
 
 @pytest.fixture
 def model(kit: Any) -> LoadedModel:
-    return kit.load(kit.build("llama", num_hidden_layers=1))
+    model: LoadedModel = kit.load(kit.build("llama", num_hidden_layers=1))
+    return model
 
 
 @pytest.fixture
 def suite(kit: Any) -> Suite:
-    return kit.suite([9, 6, 12])
+    suite: Suite = kit.suite([9, 6, 12])
+    return suite
 
 
 def key(model: LoadedModel, suite: Suite, plan: CapturePlan = PLAN, context: int = 64) -> str:
@@ -73,7 +77,7 @@ def _cpu(name: str, value: Any) -> Callable[[pytest.MonkeyPatch], None]:
 
 
 def _version(name: str) -> Callable[[pytest.MonkeyPatch], None]:
-    real = key_module.libraries
+    real = libraries
     return lambda patch: patch.setattr(
         key_module, "libraries", lambda names: {**real(names), name: "0.0.1"}
     )
@@ -125,9 +129,9 @@ def test_the_code_has_a_digest(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -
     for name in ("quantwatch/capture", "quantwatch/models", "kernels"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "a.py").write_text("1")
-    monkeypatch.setattr(key_module.quantwatch, "__file__", str(tmp_path / "quantwatch/i.py"))
-    monkeypatch.setattr(key_module.quantwatch_kernels, "__file__", str(tmp_path / "kernels/i.py"))
-    code_sha = key_module.code_sha.__wrapped__
+    monkeypatch.setattr(quantwatch, "__file__", str(tmp_path / "quantwatch/i.py"))
+    monkeypatch.setattr(quantwatch_kernels, "__file__", str(tmp_path / "kernels/i.py"))
+    code_sha: Any = key_module.code_sha.__wrapped__
     seen = {code_sha()}
     (tmp_path / "kernels" / "lens.cpp").write_text("2")
     seen.add(code_sha())

@@ -1,7 +1,7 @@
 """A reference that was recorded: other nights give the same numbers, bit for bit, without it."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def night(
     sink, floor, steps = kit.memory(), kit.memory(), kit.steps()
     suite = suite or kit.suite(LENGTHS)
     report = capture(Subject(loaded, suite, PLAN, shelf), sink, floor, steps)
-    said = report.to_json()
+    said = dict(report.to_json())
     del said["timings_s"]
     use = said.pop("reference_cache")
     assert steps.total == steps.done
@@ -74,14 +74,14 @@ def counting(module: nn.Module) -> Iterator[list[int]]:
         handle.remove()
 
 
-def spoiled(module: nn.Module) -> nn.Module:
+def spoiled(module: Any) -> Any:
     """Return the model with an infinite weight in its second layer."""
     with torch.no_grad():
         module.model.layers[1].mlp.down_proj.weight[3, 2] = torch.inf
     return module
 
 
-REFERENCES = {
+REFERENCES: dict[str, Callable[[Any], Any]] = {
     "llama": lambda kit: kit.build("llama"),
     "mixture": lambda kit: kit.build("qwen3-moe"),
     "bfloat16": lambda kit: kit.build("llama").to(torch.bfloat16),
