@@ -1,6 +1,7 @@
 """Entries on disk: complete or absent, checked when read, never in each other's way."""
 
 import errno
+import hashlib
 import os
 import shutil
 import signal
@@ -17,6 +18,8 @@ import torch
 
 from quantwatch.capture.plan import CapturePlan
 from quantwatch.capture.side_by_side import Subject, capture
+from quantwatch.capture.stored.checked import CheckedFile
+from quantwatch.capture.stored.damage import DamagedError
 from quantwatch.capture.stored.lock import locked
 from quantwatch.capture.stored.manifest import NAME
 from quantwatch.capture.stored.packing import Packed
@@ -140,24 +143,21 @@ def test_damage_that_shows_late_leaves_the_earlier_batches(
     assert shelf.entries() == []
 
 
-def test_a_file_that_is_no_pack_is_damage() -> None:
-    """Catches an exception of a library where a word was wanted."""
-    import numpy as np
-
-    from quantwatch.capture.stored.damage import DamagedError
-
+@pytest.mark.parametrize("checksum", ["right", "wrong"])
+def test_a_file_that_is_no_pack_is_damage(checksum: str, tmp_path: Path) -> None:
+    """Catches an exception of a library, or memory for a made-up length, where a word was wanted."""
     good = Packed()
     good.add("a", torch.ones(3))
-    data = good.to_bytes()
-    for bad in (
-        b"",
-        b"\x00" * 7,
-        b"\xff" * 40,
-        data[:20],
-        data.replace(b"structure", b"sTructure"),
-    ):
-        with pytest.raises(DamagedError):
-            Packed.from_bytes(np.frombuffer(bad, np.uint8).copy())
+    data = b"".join(good.pieces())
+    path = tmp_path / "x"
+    swapped = (b"structure", b"sTructure"), (b"F32", b"Q32"), (b"[3]", b"[9]"), (b"[3]", b"[{]")
+    bad = [b"", b"\x00" * 7, b"\xff" * 40, data[:20], *(data.replace(a, b) for a, b in swapped)]
+    for content in bad:
+        path.write_bytes(content)
+        sha = hashlib.sha256(content if checksum == "right" else b"?").hexdigest()
+        words = "no file of ours" if checksum == "right" else "checksum differs"
+        with CheckedFile(path, sha, len(content)) as file, pytest.raises(DamagedError, match=words):
+            Packed.read(file)
 
 
 def _write(shelf: Shelf, key: str, size: int = 1000) -> Recorder:
@@ -223,13 +223,13 @@ def test_a_full_disk_costs_the_entry_only(
     """Catches a run that fails, or half an entry, because the cache's disk is full."""
     real, count = Recorder._write, {"n": 0}
 
-    def write(self: Recorder, path: Path, data: bytes) -> None:
+    def write(self: Recorder, path: Path, pieces: Any) -> tuple[str, int]:
         count["n"] += 1
         due = {"first file": count["n"] == 1, "second file": count["n"] == 2}
         if due.get(when, when == "manifest" and path.name == NAME):
-            path.write_bytes(data[:10])
+            path.write_bytes(b"half")
             _full()
-        real(self, path, data)
+        return real(self, path, pieces)
 
     monkeypatch.setattr(Recorder, "_write", write)
     if when == "rename":
@@ -258,15 +258,15 @@ def test_what_reads_back_otherwise_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches a store that is believed without ever having been read."""
-    real = Packed.to_bytes
+    real = Packed.pieces
 
-    def lossy(self: Packed) -> bytes:
+    def lossy(self: Packed) -> Any:
         halved = Packed(structure=self.structure)
         for name, tensor in self.tensors.items():
             halved.add(name, tensor.bfloat16().float())
         return real(halved)
 
-    monkeypatch.setattr(Packed, "to_bytes", lossy)
+    monkeypatch.setattr(Packed, "pieces", lossy)
     packed = Packed()
     packed.add("x", torch.full((4,), 1.0001))
     shelf = Shelf(tmp_path)

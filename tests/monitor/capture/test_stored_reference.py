@@ -1,6 +1,7 @@
 """A reference that was recorded: other nights give the same numbers, bit for bit, without it."""
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from quantwatch.capture.course import Course
 from quantwatch.capture.plan import CapturePlan
 from quantwatch.capture.side_by_side import Subject, capture
+from quantwatch.capture.stored.checked import CheckedFile
 from quantwatch.capture.stored.manifest import Manifest
 from quantwatch.capture.stored.packing import Packed, difference
 from quantwatch.capture.stored.parts import file_of
@@ -145,14 +148,13 @@ def plant(shelf: Shelf, part: str, name: str, by: float) -> float:
     """Change one stored number and every checksum, as a machine that computes otherwise would."""
     (entry,) = shelf.entries()
     manifest = entry.manifest()
-    packed = Packed.from_bytes(manifest.read_file(entry.folder, file_of(part)))
+    with manifest.open_file(entry.folder, file_of(part)) as file:
+        packed = Packed.read(file)
     tensor = packed[name]
     before = float(tensor.view(-1)[0])
     tensor.view(-1)[0] += by
-    data = packed.to_bytes()
+    data = b"".join(packed.pieces())
     (entry.folder / file_of(part)).write_bytes(data)
-    import hashlib
-
     manifest.files[file_of(part)] = (hashlib.sha256(data).hexdigest(), len(data))
     (entry.folder / "manifest.json").write_text(manifest.text())
     return abs(float(tensor.view(-1)[0]) - before)
@@ -214,13 +216,18 @@ def test_a_run_that_ends_early_leaves_nothing(kit: Any, tmp_path: Path) -> None:
     ],
     ids=["special", "transposed", "double", "bfloat16", "half", "bool", "int64", "empty"],
 )
-def test_packs_come_back_bit_for_bit(tensor: torch.Tensor) -> None:
+def test_packs_come_back_bit_for_bit(tensor: torch.Tensor, tmp_path: Path) -> None:
     """Catches a dtype, a sign of zero or strides that get lost: sums of strided rows may differ."""
     packed = Packed(structure={"a": [1, "é"]})
     packed.add("first", tensor)
     packed.add("again", tensor)
-    data = np.frombuffer(packed.to_bytes(), np.uint8)
-    back = Packed.from_bytes(data.copy())
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(b"".join(packed.pieces()))
+    sha = hashlib.sha256(path.read_bytes()).hexdigest()
+    with CheckedFile(path, sha, path.stat().st_size) as file:
+        back = Packed.read(file)
+    assert list(load_file(path)) == ["first"], "anybody can read such a file"
+    assert load_file(path)["first"].shape == tensor.shape
     found = back["again"]
     assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
     if tensor.numel():
@@ -242,7 +249,8 @@ def test_a_shared_tensor_is_written_once(kit: Any, tmp_path: Path) -> None:
     (entry,) = shelf.entries()
     course = Course(kit.suite(LENGTHS), PLAN, 64)
     number = next(n for n, batch in enumerate(course.batches) if batch.isolated)
-    data = Manifest.read(entry.folder).read_file(entry.folder, f"batch-{number:05}.safetensors")
-    packed = Packed.from_bytes(data)
+    name = f"batch-{number:05}.safetensors"
+    with Manifest.read(entry.folder).open_file(entry.folder, name) as file:
+        packed = Packed.read(file)
     assert packed.aliases["input 0 of layers.1"] == "tap layers.0"
     assert packed.aliases["output of layers.1"] == "tap layers.1"

@@ -1,14 +1,11 @@
 """What an entry consists of: `manifest.json`, with the checksum of every file and of itself."""
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from quantwatch.capture.stored.checked import CheckedFile
 from quantwatch.capture.stored.damage import DamagedError
 from quantwatch.domain import Json
 from quantwatch.telemetry import canonical_json, canonical_sha
@@ -64,31 +61,8 @@ class Manifest:
             if found != size:
                 raise DamagedError(f"{name} has {found} bytes, {size} were written")
 
-    def read_file(self, folder: Path, name: str) -> NDArray[np.uint8]:
-        """Return a file's bytes, which are those the checksum was taken of.
-
-        Raises DamagedError when they differ from what was written.
-        """
+    def open_file(self, folder: Path, name: str) -> CheckedFile:
+        """Open a file to be read whole. Raises DamagedError when it isn't there."""
         if name not in self.files:
-            raise DamagedError(f"{name} is not in the manifest")
-        sha, size = self.files[name]
-        data = np.empty(size, np.uint8)
-        try:
-            with (folder / name).open("rb", buffering=0) as file:
-                got = _fill(file, data.data)
-                more = file.read(1)
-        except OSError as error:
-            raise DamagedError(f"{name}: {error.strerror}") from error
-        if got != size or more:
-            raise DamagedError(f"{name} has {'more' if more else got} bytes, {size} were written")
-        if hashlib.sha256(data.data).hexdigest() != sha:
-            raise DamagedError(f"{name} is not what was written: its checksum differs")
-        return data
-
-
-def _fill(file: Any, room: memoryview) -> int:
-    """Read until the memory is full or the file ends: one call may bring less."""
-    got = 0
-    while got < len(room) and (count := file.readinto(room[got:])):
-        got += count
-    return got
+            raise DamagedError("it is not in the manifest")
+        return CheckedFile(folder / name, *self.files[name])

@@ -5,14 +5,15 @@ round otherwise. Tensors come back in memory of their own, aligned as torch alig
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from quantwatch.capture.stored.checked import CheckedFile
 from quantwatch.capture.stored.damage import DamagedError
 from quantwatch.domain import Json
 from quantwatch.telemetry import canonical_json
@@ -30,6 +31,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -58,27 +60,51 @@ class Packed:
             raise DamagedError(f"it has no {name}")
         return found
 
-    def to_bytes(self) -> bytes:
-        """Return the file's content."""
-        from safetensors.torch import save
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.numel() * tensor.dtype.itemsize for tensor in self.tensors.values())
 
+    def pieces(self) -> Iterator[memoryview]:
+        """Yield the file's content piece by piece: no tensor is copied but to the CPU."""
         layouts = {name: _layout(tensor) for name, tensor in self.tensors.items()}
         structure = canonical_json([self.structure, self.aliases, layouts])
-        flat = {name: tensor.cpu().contiguous() for name, tensor in self.tensors.items()}
-        return save(flat, {"structure": structure})
+        # Wide values first, so that each one is aligned in the file.
+        ordered = sorted(self.tensors.items(), key=lambda item: -item[1].dtype.itemsize)
+        header: dict[str, Any] = {"__metadata__": {"structure": structure}}
+        start = 0
+        for name, tensor in ordered:
+            end = start + tensor.numel() * tensor.dtype.itemsize
+            header[name] = {
+                "dtype": _NAMES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [start, end],
+            }
+            start = end
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % _LENGTH_BYTES)
+        yield memoryview(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
+        for _, tensor in ordered:
+            yield _bytes_of(tensor.cpu().contiguous())
 
     @classmethod
-    def from_bytes(cls, data: NDArray[np.uint8]) -> "Packed":
-        """Read a file's content. Raises DamagedError when it is something else."""
+    def read(cls, file: CheckedFile) -> "Packed":
+        """Read a file's content. Raises DamagedError when it isn't what was written."""
         try:
-            start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES].tobytes(), "little")
-            header: Any = json.loads(data[_LENGTH_BYTES:start].tobytes())
-            structure, aliases, layouts = json.loads(header.pop("__metadata__")["structure"])
-            body = torch.from_numpy(data[start:])
-            tensors = {name: _restored(body, header[name], layouts[name]) for name in layouts}
+            found = cls._read(file)
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            file.finish()  # more often than a file of somebody else it is a damaged one
             raise DamagedError("it is no file of ours") from error
-        return cls(tensors, aliases, structure)
+        file.finish()
+        return found
+
+    @classmethod
+    def _read(cls, file: CheckedFile) -> "Packed":
+        length = int.from_bytes(_taken(file, _LENGTH_BYTES), "little")
+        header: Any = json.loads(_taken(file, length))
+        structure, aliases, layouts = json.loads(header.pop("__metadata__")["structure"])
+        tensors = {name: _read_tensor(file, entry) for name, entry in header.items()}
+        return cls({n: _restored(t, layouts[n]) for n, t in tensors.items()}, aliases, structure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +149,30 @@ def _layout(tensor: Tensor) -> list[Any]:
     return [str(tensor.device), None if tensor.is_contiguous() else list(tensor.stride())]
 
 
-def _restored(body: Tensor, entry: Any, layout: Any) -> Tensor:
-    first, last = entry["data_offsets"]
-    flat = body[first:last].clone()
-    tensor = flat.view(_DTYPES[entry["dtype"]]).view(entry["shape"])
+def _taken(file: CheckedFile, count: int) -> bytearray:
+    if count > file.left:
+        raise ValueError(f"{count} bytes are wanted, {file.left} are left")
+    room = bytearray(count)
+    file.take(memoryview(room))
+    return room
+
+
+def _read_tensor(file: CheckedFile, entry: Any) -> Tensor:
+    """Read the next tensor: they are written in the header's order."""
+    dtype, shape = _DTYPES[entry["dtype"]], entry["shape"]
+    if prod(shape) * dtype.itemsize > file.left:
+        raise ValueError(f"{shape} values of {dtype} are more than the file has")
+    tensor = torch.empty(shape, dtype=dtype)
+    file.take(_bytes_of(tensor))
+    return tensor
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """Return a contiguous tensor's memory."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _restored(tensor: Tensor, layout: Any) -> Tensor:
     device, strides = layout
     if strides is not None:
         tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)

@@ -24,10 +24,10 @@ class Kept:
             return None
         name = file_of(part)
         try:
-            data = self.manifest.read_file(self._shelf.folder / self._key, name)
-            return Packed.from_bytes(data)
+            with self.manifest.open_file(self._shelf.folder / self._key, name) as file:
+                return Packed.read(file)
         except DamagedError as error:
-            self.damaged(f"{name}: {error}" if name not in str(error) else str(error))
+            self.damaged(f"{name}: {error}")
             return None
 
     def damaged(self, why: str) -> None:

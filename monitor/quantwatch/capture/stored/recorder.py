@@ -2,10 +2,12 @@
 
 import hashlib
 import shutil
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 
+from quantwatch.capture.stored.checked import CheckedFile
 from quantwatch.capture.stored.damage import DamagedError
 from quantwatch.capture.stored.manifest import NAME, Manifest
 from quantwatch.capture.stored.packing import Packed, difference
@@ -56,7 +58,7 @@ class Recorder:
         about = {**about, "recorded_at": datetime.now(UTC).isoformat(timespec="seconds")}
         manifest = Manifest(ingredients, about, facts, self._files)
         try:
-            self._write(self._work / NAME, manifest.text().encode())
+            self._write(self._work / NAME, [manifest.text().encode()])
             self._shelf.publish(self._work, self.key)
             self._work, self.is_complete = None, True
         except OSError as error:
@@ -73,20 +75,19 @@ class Recorder:
     def _put(self, name: str, packed: Packed, share: float) -> None:
         if self._work is None:
             self._work = self._shelf.begin(self.key)
-        data = packed.to_bytes()
-        expected = self.num_bytes + len(data)
+        size = packed.num_bytes
+        expected = self.num_bytes + size
         if share >= _TELLING:
             expected = int(expected / share)
-        if (reason := self._no_room(expected, len(data))) is not None:
+        if (reason := self._no_room(expected, size)) is not None:
             self.abandon(reason)
             return
         path = self._work / name
-        self._write(path, data)
-        self._files[name] = (hashlib.sha256(data).hexdigest(), len(data))
-        self.num_bytes += len(data)
+        self._files[name] = self._write(path, packed.pieces())
+        self.num_bytes += self._files[name][1]
         if len(self._files) == 1:
-            found = Manifest({}, {}, {}, self._files).read_file(self._work, name)
-            self.read_back = Packed.from_bytes(found)
+            with CheckedFile(path, *self._files[name]) as file:
+                self.read_back = Packed.read(file)
             if (lost := difference(packed, self.read_back)).num_differing:
                 raise DamagedError(f"{lost.first} in {name}")
 
@@ -102,10 +103,16 @@ class Recorder:
         words = "the disk is full" if disk_is_full(error) else f"{error.strerror or error}"
         self.abandon(f"it could not be written: {words}")
 
-    def _write(self, path: Path, data: bytes) -> None:
+    def _write(self, path: Path, pieces: Iterable[bytes | memoryview]) -> tuple[str, int]:
+        """Write a file and return its SHA-256 and bytes."""
+        digest, size = hashlib.sha256(), 0
         with path.open("xb") as file:
             path.chmod(0o600)
-            file.write(data)
+            for piece in pieces:
+                file.write(piece)
+                digest.update(piece)
+                size += len(piece)
+        return digest.hexdigest(), size
 
 
 def _mb(count: int) -> str:
