@@ -21,6 +21,7 @@ from quantwatch.report import document, html, markdown
 from quantwatch.report.words import cache_words
 from quantwatch.store.runs import get_result
 from quantwatch.store.session import Database
+from quantwatch_dashboard.components.facts import identity
 
 GB = 10**9
 
@@ -97,12 +98,14 @@ def test_reports_say_where_the_reference_came_from(
     assert "numbers are equal" in words
     for render in (markdown.render, html.render):
         assert "kB per token" in render(read)
+    assert "read from the cache" in identity(read)
     assert document.document(read)["reference_cache"]["audit"]["num_differing"] == 0
     plain = run_check(
         _request(folder, tmp_path, reference_cache=False), database=database, progress=Quiet()
     )
     assert cache_words(plain) is None
     assert "hidden states" not in markdown.render(plain)
+    assert "hidden states" not in identity(plain)
 
 
 def test_damage_is_said_beside_the_reference(
