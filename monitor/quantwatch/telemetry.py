@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -90,8 +91,8 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "libraries": {name: _version(name) for name in LIBRARIES},
-        "cpu": _cpu(),
+        "libraries": libraries(),
+        "cpu": cpu(),
         "gpus": gpus(),
         "git_commit": _git_commit(),
     }
@@ -131,7 +132,12 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _cpu() -> dict[str, Any]:
+def libraries(names: Sequence[str] = LIBRARIES) -> dict[str, str]:
+    """Return the versions of installed packages."""
+    return {name: _version(name) for name in names}
+
+
+def cpu() -> dict[str, Any]:
     """Describe the CPU; torch's view of it only when torch is loaded anyway."""
     record: dict[str, Any] = {"machine": platform.machine(), "cores": os.cpu_count()}
     model = [line for line in _lines("/proc/cpuinfo") if line.startswith("model name")]

@@ -6,6 +6,7 @@ from typing import Any
 
 from quantwatch.domain import RunResult, Variant
 from quantwatch.observability import redaction
+from quantwatch.report.words import cache_words
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components import markup
 from quantwatch_dashboard.components.markup import Html, tag
@@ -31,9 +32,17 @@ def identity(result: RunResult) -> Html:
             ("metrics version", str(result.metrics_version)),
             ("baseline", result.baseline_run_id or "none"),
             *own_code(result.config),
+            *_recorded(result),
             *(("not comparable", reason) for reason in result.baseline_mismatch),
         ]
     )
+
+
+def _recorded(result: RunResult) -> Iterator[tuple[str, str]]:
+    """Yield where the reference's numbers came from, if the check asked for a recording."""
+    said = cache_words(result)
+    if said is not None:
+        yield "reference's hidden states", said
 
 
 def own_code(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -47,7 +47,7 @@ class Kept:
         return max(found, default=0.0)
 
 
-class _Unseen:
+class Unseen:
     """A progress for work that is too short to be shown."""
 
     def start(self, stage: str, total_tokens: int) -> None:
@@ -94,7 +94,7 @@ def _measure(
     kept = Kept()
     measurer = Measurer(source, {condition: probe}, plan, kept, CaptureReport())
     with under(condition, probe.model):
-        measurer.measure(*view, _Unseen())
+        measurer.measure(*view, Unseen())
     if (reason := _worth(kept, probe.model)) is not None:
         return reason
     for observation in kept.observations:

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+import torch
+
 from quantwatch.capture.basis import other_inputs
 from quantwatch.capture.births import candidate_births, reference_births
 from quantwatch.capture.compare import Reading, read_candidate
-from quantwatch.capture.layers import read_layers, worst_positions
+from quantwatch.capture.layers import read_layers, read_layers_of_many, worst_positions
 from quantwatch.capture.layout import Layout, Positions
 from quantwatch.capture.observations import Measured, observations
 from quantwatch.capture.outputs import Head, Outputs, compare_outputs, isolate_head
@@ -17,6 +19,7 @@ from quantwatch.capture.report import MAX_HEAD_ROWS, CaptureReport
 from quantwatch.capture.routing import both
 from quantwatch.capture.trace import Trace, TraceSource
 from quantwatch.domain import HEAD, Progress, Sink
+from quantwatch_kernels.compare.lens import Readout
 
 
 class Measurer:
@@ -60,20 +63,22 @@ class Measurer:
             outputs = compare_outputs(
                 theirs, heads, layout, keep=self._plan.keep_top, check_equal=frozenset(equal)
             )
-        for name, reading in readings.items():
-            dtype = self.probes[name].model.dtype
-            measured = Measured(name, dtype, reading, outputs[name])
-            self._look_closer(measured, trace, layout, (theirs, heads[name]))
+        found = [
+            Measured(name, self.probes[name].model.dtype, reading, outputs[name])
+            for name, reading in readings.items()
+        ]
+        with self.report.timed("lens"):
+            self._read_layers(found, trace, layout, theirs)
+        for measured in found:
+            self._look_closer(measured, trace, layout, (theirs, heads[measured.name]))
             for observation in observations(measured, trace, layout):
                 self._sink.observe(observation)
 
     def _look_closer(
         self, measured: Measured, trace: Trace, layout: Layout, heads: tuple[Head, Head]
     ) -> None:
-        """Add lens, isolated head and births, and note what the report keeps."""
+        """Add isolated head and births, and note what the report keeps."""
         outputs, report = measured.outputs, self.report
-        with report.timed("lens"):
-            self._read_layers(measured, trace, layout, heads[0])
         if layout.batch.isolated and measured.name not in self._other_heads:
             with report.timed("isolated"):
                 self._isolate_head(measured, layout, heads)
@@ -89,17 +94,39 @@ class Measurer:
                 report.unrouted.setdefault(scope, {}).setdefault(name, reason)
 
     def _read_layers(
-        self, measured: Measured, trace: Trace, layout: Layout, reference: Head
+        self, found: list[Measured], trace: Trace, layout: Layout, reference: Head
     ) -> None:
-        layers = {s: (trace.taps[s], hidden) for s, hidden in measured.reading.layers.items()}
-        if not self._plan.lens_positions:
-            measured.samples = read_layers(None, layers, layout, list(enumerate(layout.positions)))
+        """Read the layers off, those of models that share ids and layers together."""
+        groups: dict[object, list[Measured]] = {}
+        for measured in found:
+            double = measured.dtype == torch.float64
+            alike = measured.outputs.width, tuple(measured.reading.layers), double
+            groups.setdefault(alike, []).append(measured)
+        for group in groups.values():
+            readout = replace(reference.readout, width=group[0].outputs.width)
+            self._read_group(group, trace, layout, readout if self._plan.lens_positions else None)
+
+    def _read_group(
+        self, group: list[Measured], trace: Trace, layout: Layout, readout: Readout | None
+    ) -> None:
+        sampled = list(enumerate(layout.positions))
+        layers = [
+            {s: (trace.taps[s], hidden) for s, hidden in measured.reading.layers.items()}
+            for measured in group
+        ]
+        worst = [
+            [(n, self._worst(measured.outputs, layout, n)) for n, _ in sampled if readout]
+            for measured in group
+        ]
+        if len(group) == 1:  # all rows at once: the head's weights are read fewer times
+            readings = read_layers(readout, layers[0], layout, [*sampled, *worst[0]])
+            group[0].samples, group[0].extras = readings[: len(sampled)], readings[len(sampled) :]
             return
-        worst = [self._worst(measured.outputs, layout, n) for n in range(len(layout.spans))]
-        requests = [*enumerate(layout.positions), *enumerate(worst)]
-        readout = replace(reference.readout, width=measured.outputs.width)
-        readings = read_layers(readout, layers, layout, requests)
-        measured.samples, measured.extras = readings[: len(worst)], readings[len(worst) :]
+        samples = read_layers_of_many(readout, layers, layout, sampled)
+        for measured, own, sample, places in zip(group, layers, samples, worst, strict=True):
+            measured.samples = sample
+            if any(len(at) for _, at in places):
+                measured.extras = read_layers(readout, own, layout, places)
 
     def _worst(self, outputs: Outputs, layout: Layout, number: int) -> Positions:
         kl = outputs.statistics.logit_kl[layout.spans[number]].cpu().numpy()

@@ -41,12 +41,35 @@ class CaptureReport:
     bit_equal: dict[str, bool] = field(default_factory=dict)
     events: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Model name → what its kernels did unasked: slow calls, fallbacks, overflows, in words."""
+    reference_cache: Json = field(default_factory=dict)
+    """Whether the reference was live, recorded or read back, and what its audit found."""
 
     def note_nonfinite(self, name: str, found: NonFinite | None) -> None:
         """Keep the finding of the first prompt."""
         known = self.first_nonfinite.get(name)
         if found is not None and (known is None or found.prompt < known.prompt):
             self.first_nonfinite[name] = found
+
+    def facts(self, name: str) -> Json:
+        """Return what is reported of one model, whatever it is compared with."""
+        fired = {scope: counts[name] for scope, counts in self.firings.items() if name in counts}
+        return {
+            "observer_effect": self.observer_effect[name],
+            "num_forwards": self.num_forwards[name],
+            "events": list(self.events[name]),
+            "routers": {s: paths[name] for s, paths in self.routers.items() if name in paths},
+            "firings": fired,
+        }
+
+    def add_facts(self, name: str, facts: Json) -> None:
+        """Report of a model what `facts` returned on the night it was run."""
+        self.observer_effect[name] = facts["observer_effect"]
+        self.num_forwards[name] = facts["num_forwards"]
+        self.events[name] = tuple(facts["events"])
+        for scope, path in facts["routers"].items():
+            self.routers.setdefault(Scope(scope), {})[name] = path
+        for scope, count in facts["firings"].items():
+            self.firings.setdefault(Scope(scope), {})[name] = count
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:

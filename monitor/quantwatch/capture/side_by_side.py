@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from quantwatch.capture.basis import incomparable, refuse_as_reference
-from quantwatch.capture.batches import Batch, plan_batches, regroup
-from quantwatch.capture.conditions import measure_conditions
+from quantwatch.capture.batches import Batch
+from quantwatch.capture.course import Course
 from quantwatch.capture.events import event_words
+from quantwatch.capture.floor import Floor
 from quantwatch.capture.layout import lay_out
 from quantwatch.capture.measure import Measurer
 from quantwatch.capture.observer import check_observer_effect, plain_logits
@@ -17,14 +21,31 @@ from quantwatch.capture.plan import CapturePlan
 from quantwatch.capture.probe import Probe
 from quantwatch.capture.readout import readout_of
 from quantwatch.capture.report import CaptureReport
-from quantwatch.capture.sampling import isolated_prompts, stratified_positions
-from quantwatch.capture.trace import LiveTraceSource, Trace, TraceSource
-from quantwatch.domain import Progress, Prompt, Scope, Sink, Suite, is_layer, layer_index
+from quantwatch.capture.stored.opening import Night, opened
+from quantwatch.capture.stored.parts import CONDITIONS, floor_part
+from quantwatch.capture.stored.recorder import Recorder
+from quantwatch.capture.stored.shelf import Shelf
+from quantwatch.capture.stored.sides import LiveSide, side_of
+from quantwatch.capture.stored.use import Use
+from quantwatch.capture.trace import LiveTraceSource
+from quantwatch.domain import Progress, Scope, Sink, Suite, is_layer, layer_index
 from quantwatch.errors import CaptureError
 from quantwatch.models.loaded import LoadedModel
 
+T = TypeVar("T")
 REFERENCE = "reference"
 _OBSERVED_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is captured: models by name (the reference under that name), texts, budgets."""
+
+    models: Mapping[str, LoadedModel]
+    suite: Suite
+    plan: CapturePlan
+    shelf: Shelf | str | None = None
+    """Where the reference is kept from night to night, why it can't be, or None: nobody asked."""
 
 
 def capture_suite(
@@ -35,9 +56,12 @@ def capture_suite(
     floor: Sink,
     progress: Progress,
 ) -> CaptureReport:
-    """Measure every candidate on every prompt; the noise floor goes to `floor`.
+    """Do `capture` with a reference that is run."""
+    return capture(Subject(models, suite, plan), sink, floor, progress)
 
-    `models` holds the reference under that name, and the candidates under theirs.
+
+def capture(subject: Subject, sink: Sink, floor: Sink, progress: Progress) -> CaptureReport:
+    """Measure every candidate on every prompt; the noise floor goes to `floor`.
 
     The floor is the reference against itself: the start of some isolated prompts beside another
     text instead of alone (as "reference"), and a few tokens under another thread count and another
@@ -48,115 +72,100 @@ def capture_suite(
         CaptureError: a tap didn't fire exactly once, looking changed the logits, or modules of
             reference and candidate don't take the same hidden states.
     """
-    report = CaptureReport()
+    models, plan, report, use = subject.models, subject.plan, CaptureReport(), Use()
     _describe(models, report)
+    reference = models[REFERENCE]
+    course = Course(subject.suite, plan, reference.max_positions)
     with torch.no_grad(), ExitStack() as stack:
-        probes = _observe(models, suite.prompts[0], plan, report, stack)
-        source = LiveTraceSource(probes[REFERENCE])
-        others = {name: probe for name, probe in probes.items() if name != REFERENCE}
-        main = Measurer(source, others, plan, sink, report)
-        quiet = replace(plan, worst_positions=0)  # shown only, and nobody looks at the floor's
-        itself = {REFERENCE: probes[REFERENCE]}
-        noise = Measurer(source, itself, quiet, floor, CaptureReport())
-        night = _Night(source, (main, noise), suite, plan, models[REFERENCE].max_positions)
-        night.run(progress)
-        short = _condition_prompt(suite, plan)
-        if short is not None:
-            with report.timed("floor"):
-                found = measure_conditions(probes[REFERENCE], suite.hash, short, quiet, floor)
-                report.noise_floor_sources |= found
-        _prove(probes, report)
+        night = Night(REFERENCE, reference, course, report, use)
+        kept = stack.enter_context(opened(subject.shelf, night))
+        run = models if kept is None or isinstance(kept, Recorder) else _without_reference(models)
+        plain = _plain_logits(run, course, report)
+        probes = {n: stack.enter_context(Probe(n, model)) for n, model in models.items()}
+        _observe({name: probes[name] for name in run}, plain, course, report)
+        side = side_of(kept, LiveTraceSource(probes[REFERENCE]), floor, course)
+        others = _without_reference(probes)
+        main = Measurer(side.source, others, plan, sink, report)
+        _Night(side, main, Floor(probes[REFERENCE], course), course).run(progress)
+        _prove({name: probes[name] for name in run}, report)
+        if side.facts is not None:
+            report.add_facts(REFERENCE, side.facts)
+        side.finish(report.facts(REFERENCE))
+        if side.floor_logit_kl is not None:
+            use.floor_logit_kl = side.floor_logit_kl
+        if isinstance(kept, Recorder):
+            report.shift("reference", "recording", kept.seconds)
+    report.reference_cache = use.to_json()
     return report
 
 
 class _Night:
     """One pass over a suite."""
 
-    def __init__(
-        self,
-        source: TraceSource,
-        measurers: tuple[Measurer, Measurer],
-        suite: Suite,
-        plan: CapturePlan,
-        max_positions: int | None,
-    ) -> None:
-        self._source = source
-        self._main, self._noise = measurers
-        self._suite = suite
-        self._plan = plan
-        self._max_positions = max_positions
+    def __init__(self, side: LiveSide, main: Measurer, floor: Floor, course: Course) -> None:
+        self._side = side
+        self._main = main
+        self._floor = floor
+        self._course = course
 
     def run(self, progress: Progress) -> None:
         """Measure batch by batch; `progress` advances after every model's pass."""
-        suite, plan, report = self._suite, self._plan, self._main.report
-        isolated = isolated_prompts(suite, plan.isolated_fraction)
-        floor = self._floor_prompts(isolated)
-        batches = plan_batches(suite.prompts, isolated, plan.batch_tokens)
-        report.num_padding_tokens = sum(batch.num_padding for batch in batches)
-        again = sum(self._floor_length(p) for p in suite.prompts if p.index in floor)
+        course, report = self._course, self._main.report
+        suite = course.suite
+        report.num_padding_tokens = sum(batch.num_padding for batch in course.batches)
+        again = sum(course.floor_length(p) for p in suite.prompts if p.index in course.floor)
         progress.start("measure", suite.num_tokens * (1 + len(self._main.probes)) + again)
-        for batch in batches:
-            self._measure(batch, progress, with_floor=batch.prompts[0].index in floor)
+        for batch in course.batches:
+            self._measure(batch, progress)
+        if course.conditions is not None:
+            with report.timed("floor"):
+                found = self._side.part(CONDITIONS, self._floor.conditions)
+                report.noise_floor_sources |= found
 
-    def _floor_prompts(self, isolated: frozenset[int]) -> frozenset[int]:
-        chosen = tuple(prompt for prompt in self._suite.prompts if prompt.index in isolated)
-        fraction = self._plan.floor_fraction if chosen else 0.0
-        return isolated_prompts(replace(self._suite, prompts=chosen), fraction)
-
-    def _floor_length(self, prompt: Prompt) -> int:
-        return min(prompt.score_start + self._plan.floor_tokens, len(prompt.token_ids))
-
-    def _measure(self, batch: Batch, progress: Progress, *, with_floor: bool) -> None:
+    def _measure(self, batch: Batch, progress: Progress) -> None:
         """Measure one batch. Its trace ends with this call, before the next one begins."""
-        report, digest = self._main.report, self._suite.hash
-        layout = lay_out(batch, digest, self._plan)
-        count = self._plan.isolated_positions
-        linears = stratified_positions(digest, batch.prompts[0], count, "linears")
+        course, report = self._course, self._main.report
+        layout = lay_out(batch, course.suite.hash, course.plan)
         with report.timed("reference"):
-            trace = self._source.trace(batch, layout.measured(0, linears))
+            trace = self._side.source.trace(batch, course.linear_rows(batch, layout))
         progress.advance(batch.num_tokens)
         for scope, reason in trace.unmeasured.items():
             report.missing.setdefault(scope, {})[REFERENCE] = reason
         self._main.measure(trace, layout, progress)
-        if with_floor:
+        if course.has_floor(batch):
             with report.timed("floor"):
-                self._measure_floor(trace, progress)
-
-    def _measure_floor(self, trace: Trace, progress: Progress) -> None:
-        start = trace.first(self._floor_length(trace.batch.prompts[0]))
-        beside = regroup(start.batch.prompts[0], self._suite.prompts, self._max_positions)
-        self._noise.measure(start, lay_out(beside, self._suite.hash, self._plan), progress)
+                name = floor_part(course.number(batch))
+                said = self._side.part(name, partial(self._floor.beside, trace))
+            progress.advance(said["num_tokens"])
 
 
-def _condition_prompt(suite: Suite, plan: CapturePlan) -> Prompt | None:
-    """Return the few tokens on which the floor's other conditions are measured, if they are."""
-    chosen = isolated_prompts(suite, plan.isolated_fraction)
-    if not chosen or not plan.condition_tokens:
-        return None
-    prompts = [prompt for prompt in suite.prompts if prompt.index in chosen]
-    best = min(prompts, key=lambda p: (p.score_start, -p.num_scored, p.index))
-    return replace(best, token_ids=best.token_ids[: best.score_start + plan.condition_tokens])
+def _without_reference(found: Mapping[str, T]) -> dict[str, T]:
+    return {name: each for name, each in found.items() if name != REFERENCE}
+
+
+def _short(course: Course) -> Batch:
+    prompt = course.suite.prompts[0]
+    return Batch((replace(prompt, token_ids=prompt.token_ids[:_OBSERVED_TOKENS]),))
+
+
+def _plain_logits(
+    models: Mapping[str, LoadedModel], course: Course, report: CaptureReport
+) -> dict[str, Tensor]:
+    """Return a few tokens' logits of models without hooks."""
+    with report.timed("observer"):
+        return {name: plain_logits(model, _short(course)) for name, model in models.items()}
 
 
 def _observe(
-    models: Mapping[str, LoadedModel],
-    prompt: Prompt,
-    plan: CapturePlan,
-    report: CaptureReport,
-    stack: ExitStack,
-) -> dict[str, Probe]:
-    """Compare unhooked with hooked logits of every model and return the hooked models."""
-    ids = prompt.token_ids[:_OBSERVED_TOKENS]
-    short = Batch((replace(prompt, token_ids=ids),))
+    probes: Mapping[str, Probe], plain: Mapping[str, Tensor], course: Course, report: CaptureReport
+) -> None:
+    """Compare unhooked with hooked logits of every model that is run."""
     with report.timed("observer"):
-        plain = {name: plain_logits(model, short) for name, model in models.items()}
-        probes = {n: stack.enter_context(Probe(n, model)) for n, model in models.items()}
         for name, probe in probes.items():
-            lens = name == REFERENCE and plan.lens_positions > 0
+            lens = name == REFERENCE and course.plan.lens_positions > 0
             report.observer_effect[name] = check_observer_effect(
-                probe, readout_of(probe.model), short, plain[name], lens=lens
+                probe, readout_of(probe.model), _short(course), plain[name], lens=lens
             )
-    return probes
 
 
 def _describe(models: Mapping[str, LoadedModel], report: CaptureReport) -> None:

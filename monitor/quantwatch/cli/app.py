@@ -12,6 +12,7 @@ from quantwatch.cli import (
     alerts,
     attribute,
     baseline,
+    cache,
     check,
     compare,
     config,
@@ -58,6 +59,7 @@ app.add_typer(alerts.app, name="alerts")
 app.add_typer(deliveries.app, name="deliveries")
 app.add_typer(endpoints.app, name="endpoints")
 app.add_typer(kernels.app, name="kernels")
+app.add_typer(cache.app, name="cache")
 
 
 def _version(wanted: bool) -> None:

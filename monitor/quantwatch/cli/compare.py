@@ -25,6 +25,7 @@ def compare(
     recipe: o.Recipe = None, execution: o.Executed = "dequantized",
     dtype: o.ReferenceDtype = "float32", candidate_dtype: o.CandidateDtype = None,
     threads: o.Threads = None, allow_beyond_context: o.Beyond = False, yes: o.Yes = False,
+    reference_cache: o.Recorded = False,
     store: o.Store = True, json: o.AsJson = False,
     format_: o.AsFormat = None, output: o.Output = None,
 ) -> None:  # fmt: skip
@@ -40,6 +41,7 @@ def compare(
     ours: Values = {"model": reference, "dtype": dtype}
     theirs: Values = {"model": candidate, "dtype": candidate_dtype or dtype, "recipe": recipe}
     limits = {"threads": threads, "allow_beyond_context": allow_beyond_context}
+    limits["reference_cache"] = reference_cache
     check = comparison(ours, theirs | {"execution": execution}, suite, limits)
     run(session, COMPARE, check, Path.cwd(), wishes)
 

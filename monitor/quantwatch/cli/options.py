@@ -39,6 +39,10 @@ ReferenceDtype = Annotated[Dtype, typer.Option(help="Computing dtype of REF.")]
 CandidateDtype = Annotated[Dtype | None, typer.Option(help="… of CAND; REF's when absent.")]
 Executed = Annotated[Execution, typer.Option(help="How a --recipe is computed.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
+Recorded = Annotated[
+    bool,
+    typer.Option("--reference-cache", help="Record REF's hidden states, or read them again."),
+]
 Beyond = Annotated[
     bool, typer.Option("--allow-beyond-context", help="Measure prompts beyond the context.")
 ]

@@ -39,7 +39,8 @@ def run(
 
     baseline = None if wishes.baseline is None else import_run(wishes.baseline)
     sums = () if wishes.baseline is None else import_sums(wishes.baseline)
-    request = RunRequest(name, check, base_dir, cache_dir(), baseline, sums)
+    limit = session.cache().reference_bytes
+    request = RunRequest(name, check, base_dir, cache_dir(), baseline, sums, limit)
     result = execute(session, request, store=wishes.store, sure=wishes.sure)
     wishes.delivery.deliver(result)
     raise typer.Exit(exit_code(result))

@@ -14,7 +14,7 @@ from quantwatch.cli.streams import whisper
 from quantwatch.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
-    from quantwatch.config.schema import CheckConfig, Config
+    from quantwatch.config.schema import CacheConfig, CheckConfig, Config
     from quantwatch.domain import RunResult
     from quantwatch.store.session import Database
 
@@ -61,6 +61,12 @@ class Session:
             hint = "".join(f"did you mean {other}? " for other in close)
             raise UserError(f"no check {name!r} in {self.find_config()}; {hint}it has: {known}")
         return config.checks[name], folder
+
+    def cache(self) -> "CacheConfig":
+        """Return the limits of caches, the defaults where there is no configuration."""
+        from quantwatch.config.schema import CacheConfig
+
+        return CacheConfig() if self.find_config() is None else self.config()[0].cache
 
     def database_url(self) -> str:
         """Return the URL of --database, else of the environment, the configuration, the default."""

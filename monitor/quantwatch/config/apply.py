@@ -76,6 +76,7 @@ def settings_documents(config: Config) -> dict[str, dict[str, Any]]:
     sections = {
         "service": config.service,
         "retention": config.retention,
+        "cache": config.cache,
         # So that the audit knows who gave which role to whom.
         "dashboard": config.dashboard,
     }

@@ -12,7 +12,7 @@ from quantwatch.config.base import MOST_THREADS, Name, Strict
 from quantwatch.config.dashboard import DashboardConfig, GrantsConfig
 from quantwatch.config.recipes import RecipeConfig
 from quantwatch.config.rules import RuleConfig, RuleOverride, Statistic
-from quantwatch.config.service import EndpointConfig, RetentionConfig, ServiceConfig
+from quantwatch.config.service import CacheConfig, EndpointConfig, RetentionConfig, ServiceConfig
 from quantwatch.config.suites import SuiteConfig, named_suite
 from quantwatch.config.variants import Dtype, FaultConfig, VariantConfig
 from quantwatch.config.watching import AlertingConfig, BaselineConfig, ScheduleConfig
@@ -20,6 +20,7 @@ from quantwatch.config.watching import AlertingConfig, BaselineConfig, ScheduleC
 __all__ = [
     "AlertingConfig",
     "BaselineConfig",
+    "CacheConfig",
     "CandidateConfig",
     "CheckConfig",
     "Config",
@@ -112,6 +113,11 @@ class CheckConfig(Strict):
         description="resident: whole models in memory; streamed: one decoder layer at a time, for "
         "models larger than it.",
     )
+    reference_cache: bool = Field(
+        default=False,
+        description="Record the reference's hidden states on the first night and read them on "
+        "later ones, with the same numbers; takes disk (docs/performance.md).",
+    )
     threads: int | None = Field(
         default=None,
         ge=1,
@@ -166,6 +172,9 @@ class Config(Strict):
     )
     retention: RetentionConfig = Field(
         default=RetentionConfig(), description="How long results stay."
+    )
+    cache: CacheConfig = Field(
+        default=CacheConfig(), description="How much disk recorded references may take."
     )
     dashboard: DashboardConfig = Field(
         default=DashboardConfig(), description="What those who sign in to the pages may do."

@@ -125,6 +125,22 @@ class RetentionConfig(Strict):
     )
 
 
+class CacheConfig(Strict):
+    """How much disk may be taken by what can be made again."""
+
+    reference_gb: int = Field(
+        default=20,
+        ge=1,
+        description="GB that recorded references may take (`reference_cache`); the least recently "
+        "used go first.",
+    )
+
+    @property
+    def reference_bytes(self) -> int:
+        """The limit in bytes."""
+        return self.reference_gb * 10**9
+
+
 class ServiceConfig(Strict):
     """One `quantwatch start`."""
 

@@ -78,7 +78,7 @@ def _unjudged(request: RunRequest, measured: Measured, run_id: str, started: dat
         suite_hash=suite.hash,
         num_tokens=suite.num_tokens,
         num_prompts=len(suite.prompts),
-        reference=measured.models.reference.variant,
+        reference=_reference(measured),
         capture_sha=request.plan.sha,
         metrics_version=VERSION,
         environment=environment(),
@@ -91,6 +91,13 @@ def _unjudged(request: RunRequest, measured: Measured, run_id: str, started: dat
             "noise_floor_by_source": {k: dict(v) for k, v in measured.floor_by_source.items()},
         },
     )
+
+
+def _reference(measured: Measured) -> Variant:
+    """Return the reference, with what was wrong with its recording."""
+    found = measured.report.reference_cache["warnings"]
+    notes = tuple(f"{WARNING}{words}" for words in found)
+    return _with_notes(measured.models.reference.variant, notes)
 
 
 def _measured(name: str, measured: Measured) -> CandidateResult:

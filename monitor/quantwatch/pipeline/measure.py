@@ -9,7 +9,8 @@ from itertools import chain
 import torch
 
 from quantwatch.capture.report import CaptureReport
-from quantwatch.capture.side_by_side import capture_suite
+from quantwatch.capture.side_by_side import Subject, capture
+from quantwatch.capture.stored.shelf import Shelf
 from quantwatch.config.schema import VariantConfig
 from quantwatch.domain import Block, Progress, Suite
 from quantwatch.errors import UserError
@@ -76,9 +77,20 @@ def measure_models(
     floor, spool = NoiseFloor(), request.cache_dir / "spool"
     with pinned_threads(request.check.threads), Aggregator(suite, spool) as sink:
         loaded = {REFERENCE: models.reference, **models.candidates}
-        report = capture_suite(loaded, suite, request.plan, sink, floor, progress)
+        subject = Subject(loaded, suite, request.plan, _shelf(request, models.reference))
+        report = capture(subject, sink, floor, progress)
         timings = dict(report.timings_s)
         yield Measured(suite, models, report, sink, floor.values, timings, floor.largest())
+
+
+def _shelf(request: RunRequest, reference: LoadedModel) -> Shelf | str | None:
+    """Return where the reference is kept, why it can't be, or None when nobody wants it."""
+    if not request.check.reference_cache:
+        return None
+    kind = reference.variant.source.get("kind")
+    if kind in ("factory", "module"):
+        return f"the code of a {kind} is no part of its fingerprint: what it computes isn't known"
+    return Shelf(request.cache_dir / "reference", request.reference_bytes)
 
 
 def suite_for(request: RunRequest, reference: LoadedModel) -> Suite:

@@ -99,6 +99,8 @@ def _check(settings: dict[str, Any]) -> CheckConfig:
         raise ConfigError(
             f"{ORIGIN}: memory = {settings['memory']!r} is no setting: the modules are in memory"
         )
+    if settings.get("reference_cache"):
+        raise ConfigError(f"{ORIGIN}: reference_cache is no setting: a module's code isn't known")
     loaded: dict[str, Any] = {"factory": "in.memory:module", "allow_code": True}
     try:
         check = CheckConfig(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantwatch.capture.plan import CapturePlan
-from quantwatch.config.schema import CheckConfig, SuiteConfig
+from quantwatch.config.schema import CacheConfig, CheckConfig, SuiteConfig
 from quantwatch.domain import Block, RunResult
 
 
@@ -20,6 +20,8 @@ class RunRequest:
     """Compare with this run instead of the pinned one (a CI runner has no database)."""
     baseline_sums: tuple[Block, ...] = ()
     """Its prompt sums, for paired tests; looked for in the database when there are none."""
+    reference_bytes: int = CacheConfig().reference_bytes
+    """What recorded references may take of the disk under `cache_dir`."""
 
     @property
     def suite(self) -> SuiteConfig:

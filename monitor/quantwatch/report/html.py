@@ -55,8 +55,10 @@ def _facts(result: RunResult) -> str:
         for candidate in result.candidates[:_DETAILED]
     ]
     tokens = f"{result.suite_name}: {result.num_tokens} tokens in {result.num_prompts} prompts"
+    cached = words.cache_words(result)
     facts = [
         ("reference", words.model_words(result.reference)),
+        *([] if cached is None else [("its hidden states", cached)]),
         *models,
         ("suite", tokens),
         ("baseline", words.baseline_words(result)),

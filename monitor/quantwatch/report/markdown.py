@@ -41,8 +41,10 @@ def escape(text: str) -> str:
 
 def _facts(result: RunResult) -> list[str]:
     tokens = f"{result.num_tokens} tokens in {result.num_prompts} prompts"
+    cached = words.cache_words(result)
     return [
         f"- reference: {escape(words.model_words(result.reference))}",
+        *([] if cached is None else [f"- its hidden states: {escape(cached)}"]),
         f"- suite: {escape(result.suite_name)}, {tokens}",
         f"- baseline: {escape(words.baseline_words(result))}",
         f"- run: {escape(result.run_id)}, {result.started_at.isoformat(timespec='seconds')}",

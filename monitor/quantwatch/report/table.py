@@ -44,9 +44,11 @@ def plain(text: str) -> Text:
 def _title(result: RunResult) -> Text:
     tokens = f"{result.num_tokens} tokens in {result.num_prompts} prompts"
     reference = words.model_words(result.reference)
+    cached = words.cache_words(result)
     lines = [
         f"{result.check}  run {result.run_id}",
         f"reference {reference}; {result.suite_name}, {tokens}",
+        *([] if cached is None else [f"reference {cached}"]),
         f"baseline: {words.baseline_words(result)}",
     ]
     return plain("\n".join(lines))

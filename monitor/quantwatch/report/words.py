@@ -92,6 +92,33 @@ def model_words(variant: Variant | None) -> str:
     return f"{source} ({variant.execution}, {size})"
 
 
+def cache_words(result: RunResult) -> str | None:
+    """Return where the reference's numbers came from; None when no cache was wanted."""
+    used = result.capture.get("reference_cache") or {}
+    if not used.get("is_wanted"):
+        return None
+    words = _ORIGINS[used["origin"]].format(**used)
+    if used["num_bytes"]:
+        each = used["num_bytes"] / used["num_tokens"]
+        words = f"{words}, {used['num_bytes'] / 1e6:,.0f} MB ({each / 1e3:,.0f} kB per token)"
+    audit = used["audit"]
+    audited = [] if audit is None else [_audit_words(audit)]
+    return "; ".join([words, *audited, *used["notes"], *used["warnings"]])
+
+
+_ORIGINS = {
+    "live": "run live",
+    "recorded": "run live and recorded",
+    "cache": "read from the cache (recorded {recorded_at}, use {uses})",
+}
+
+
+def _audit_words(audit: Json) -> str:
+    count, found = f"{audit['num_values']:,}", audit["num_differing"]
+    said = f"{found:,} of {count} numbers differ" if found else f"all {count} numbers are equal"
+    return f"audit of {audit['part']}: {said}"
+
+
 def alert_value(alert: Alert) -> Number:
     """Return the value that breached the rule, finite or with its kind."""
     return Number(None, alert.value_kind) if alert.value is None else Number.of(alert.value)

@@ -97,7 +97,8 @@ def _surroundings(job: dict[str, Any]) -> "Surroundings":
 
     service = parse(Config, job["service"], "configuration of the service")
     roots = tuple(Path(root) for root in job["roots"])
-    return Surroundings(Path(job["cache_dir"]), roots, settling(service), telling(service))
+    limit = service.cache.reference_bytes
+    return Surroundings(Path(job["cache_dir"]), roots, limit, settling(service), telling(service))
 
 
 def _end_with_parent() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from quantwatch.config.load import parse
 from quantwatch.config.roots import read_inside
-from quantwatch.config.schema import CheckConfig
+from quantwatch.config.schema import CacheConfig, CheckConfig
 from quantwatch.domain import RunEvent, RunResult
 from quantwatch.errors import LeaseLostError
 from quantwatch.observability import logs
@@ -45,6 +45,8 @@ class Surroundings:
     cache_dir: Path
     roots: Sequence[Path] = ()
     """Folders that its paths must lie in; the configuration's own folder when empty."""
+    reference_bytes: int = CacheConfig().reference_bytes
+    """What recorded references may take of the disk."""
     settle: Settle | None = None
     tell: Tell | None = None
 
@@ -99,7 +101,8 @@ def _request(claim: Claim, around: Surroundings) -> "RunRequest":
     check = parse(CheckConfig, claim.config, origin)
     roots = around.roots or (base_dir.resolve(),)
     check = read_inside(check, base_dir, roots, ("checks", claim.check), origin)
-    return RunRequest(claim.check, check, base_dir, around.cache_dir)
+    limit = around.reference_bytes
+    return RunRequest(claim.check, check, base_dir, around.cache_dir, reference_bytes=limit)
 
 
 def _then(

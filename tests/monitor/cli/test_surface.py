@@ -30,13 +30,15 @@ SURFACE = {
     "baseline pin": "run",
     "baseline show": "--json",
     "baseline unpin": "check",
+    "cache clear": "keys",
+    "cache list": "--json",
     "check list": "--json",
     "check release": "name",
     "check run": "--baseline --format --json --key --limit --no-store --output --queue --store "
     "--wait --yes name",
     "check validate": "",
     "compare": "--allow-beyond-context --candidate-dtype --dtype --execution --format --json --limit "
-    "--no-store --output --recipe --score-start --store --text --threads --window --yes "
+    "--no-store --output --recipe --reference-cache --score-start --store --text --threads --window --yes "
     "candidate reference",
     "dashboard": "--address --port",
     "db backup": "target",

@@ -21,6 +21,7 @@ from quantwatch.config.rules import RuleConfig
 from quantwatch.config.schema import (
     AlertingConfig,
     BaselineConfig,
+    CacheConfig,
     CandidateConfig,
     CheckConfig,
     Config,
@@ -52,6 +53,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "[endpoints.NAME]": EndpointConfig,
     "[service]": ServiceConfig,
     "[retention]": RetentionConfig,
+    "[cache]": CacheConfig,
     "[dashboard]": DashboardConfig,
     "[dashboard.roles] and [dashboard.groups]": GrantsConfig,
     "reference and candidates": VariantConfig,
