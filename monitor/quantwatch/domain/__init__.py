@@ -2,6 +2,7 @@
 
 from quantwatch.domain.attribution import AttributedPart, Attribution, Restoration
 from quantwatch.domain.comparisons import MIN_SAMPLES, Baseline, Comparison
+from quantwatch.domain.detection import Canary, CanaryState, Detectable
 from quantwatch.domain.history import Ended, Judged
 from quantwatch.domain.inputs import (
     WARNING,
@@ -60,9 +61,12 @@ __all__ = [
     "Attribution",
     "Baseline",
     "Block",
+    "Canary",
+    "CanaryState",
     "CandidateResult",
     "Comparison",
     "Culprit",
+    "Detectable",
     "Ended",
     "ExpertLoad",
     "Fingerprint",

@@ -1,0 +1,42 @@
+"""What each rule of a candidate could have found: rows beside the candidate's other results."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from sqlalchemy import insert, select
+from sqlalchemy.orm import Session
+
+from quantwatch.domain import Detectable, RunResult, Scope
+from quantwatch.store.tables import DetectableRow
+
+_FIELDS = tuple(Detectable.__slots__)
+
+
+def insert_detectables(session: Session, result: RunResult, ids: Mapping[str, int]) -> None:
+    """Write what the candidates' rules could have found; `ids` are the candidates' by name."""
+    rows = [
+        {"run_candidate_id": ids[candidate.name], "idx": idx, **asdict(each)}
+        for candidate in result.candidates
+        for idx, each in enumerate(candidate.detectable)
+    ]
+    if rows:
+        session.execute(insert(DetectableRow), rows)
+
+
+def read_detectables(session: Session, ids: Sequence[int]) -> dict[int, tuple[Detectable, ...]]:
+    """Return them by candidate id, in the order of the rules."""
+    rows = session.scalars(
+        select(DetectableRow)
+        .where(DetectableRow.run_candidate_id.in_(ids))
+        .order_by(DetectableRow.run_candidate_id, DetectableRow.idx)
+    )
+    found: dict[int, tuple[Detectable, ...]] = {}
+    for row in rows:
+        known = found.get(row.run_candidate_id, ())
+        found[row.run_candidate_id] = (*known, _record(row))
+    return found
+
+
+def _record(row: DetectableRow) -> Detectable:
+    plain = {name: getattr(row, name) for name in _FIELDS if name != "scope"}
+    return Detectable(**plain, scope=None if row.scope is None else Scope(row.scope))
