@@ -120,7 +120,7 @@ def _swap(part: nn.Module, scope: str, plant: Plant, undo: ExitStack) -> int:
         return _replace(part._buffers, "scales", _changed(part.scales, scope, plant, 0), undo)
     slots = part._parameters if "weight" in part._parameters else part._buffers
     weight = slots.get("weight")
-    if type(weight) not in (Tensor, nn.Parameter) or not _is_matrix(weight):
+    if weight is None or not _is_matrix(weight):
         raise ModelError(f"canary: the weight of {scope} can't be changed: it is {_kind(weight)}")
     axis = int(type(part).__name__ == "Conv1D")
     return _replace(slots, "weight", _changed(weight, scope, plant, axis), undo)
@@ -150,7 +150,9 @@ def _changed(before: Tensor, scope: str, plant: Plant, axis: int) -> tuple[Tenso
 
 
 def _is_matrix(tensor: Tensor) -> bool:
-    return tensor.ndim == 2 and tensor.is_floating_point() and tensor.element_size() > 1
+    plain = type(tensor) in (Tensor, nn.Parameter)
+    wide = tensor.is_floating_point() and tensor.element_size() > 1
+    return plain and wide and tensor.ndim == 2
 
 
 def _kind(weight: object) -> str:

@@ -8,6 +8,7 @@ from itertools import chain
 
 import torch
 
+from quantwatch.capture.plan import CapturePlan
 from quantwatch.capture.report import CaptureReport
 from quantwatch.capture.side_by_side import capture_suite
 from quantwatch.config.schema import VariantConfig
@@ -70,13 +71,17 @@ def measure_check(request: RunRequest, progress: Progress) -> Iterator[Measured]
 
 @contextmanager
 def measure_models(
-    request: RunRequest, models: Models, suite: Suite, progress: Progress
+    request: RunRequest,
+    models: Models,
+    suite: Suite,
+    progress: Progress,
+    plan: CapturePlan | None = None,
 ) -> Iterator[Measured]:
-    """Capture a suite on models that are loaded already."""
+    """Capture a suite on models that are loaded already, by the check's plan or another one."""
     floor, spool = NoiseFloor(), request.cache_dir / "spool"
     with pinned_threads(request.check.threads), Aggregator(suite, spool) as sink:
         loaded = {REFERENCE: models.reference, **models.candidates}
-        report = capture_suite(loaded, suite, request.plan, sink, floor, progress)
+        report = capture_suite(loaded, suite, plan or request.plan, sink, floor, progress)
         timings = dict(report.timings_s)
         yield Measured(suite, models, report, sink, floor.values, timings, floor.largest())
 

@@ -27,6 +27,8 @@ class Due:
     """What its random choices are seeded with: the slot of its run."""
     left_s: float | None
     """Time until the run's deadline; None without one."""
+    attempt: int = 1
+    """Which attempt of the run this is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def due(db: Database, run_id: str, every_s: float) -> Due | None:
         if last is not None and last.made_at + timedelta(seconds=every_s) > moment:
             return None
         left = None if run.deadline_at is None else (run.deadline_at - moment).total_seconds()
-        return Due(0 if last is None else last.turn + 1, run.slot_key or run_id, left)
+        return Due(0 if last is None else last.turn + 1, run.slot_key, left, run.attempt)
 
 
 def save_canary(session: Session, run_id: str, canary: Canary) -> None:
@@ -108,7 +110,7 @@ def _last(session: Session, check_id: int) -> CanaryRow | None:
     return session.scalars(query.order_by(CanaryRow.turn.desc()).limit(1)).first()
 
 
-def _flown() -> Select[tuple[CanaryRow, str]]:
+def _flown() -> Select[*tuple[Any, ...]]:
     return select(CanaryRow, CheckRow.name).join(CheckRow, CheckRow.id == CanaryRow.check_id)
 
 
