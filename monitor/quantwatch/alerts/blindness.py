@@ -35,7 +35,8 @@ def canary_words(canary: Canary) -> str:
     if canary.state != "measured":
         return f"{what} could not be measured: {canary.reason}"
     if not canary.found:
-        return f"{what} was not found by any rule: the monitor is blind there"
+        why = f" ({canary.reason})" if canary.reason else ""
+        return f"{what} was not found by any rule{why}: the monitor is blind there"
     if not canary.located:
         where = "nowhere" if canary.named is None else f"at {canary.named}"
         return f"{what} was found by rule {canary.rule}, and located {where}"

@@ -37,6 +37,9 @@ class Sighting:
     named: Scope | None = None
     located: bool = False
     masked: Alert | None = None
+    before: float = 0.0
+    after: float | None = None
+    """Mean isolated error at the place, without the fault and with it."""
 
 
 def sighting(
@@ -54,11 +57,14 @@ def sighting(
         for each in planted.alerts
         if each.is_decided and counts(each) and (each.rule, each.scope) not in before
     ]
+    before = 0.0 if control is None else control.isolated(place) or 0.0
+    after = planted.isolated(place)
     if not new:
-        return Sighting(masked=next((each for each in known if _encloses(each.scope, place)), None))
+        masked = next((each for each in known if _encloses(each.scope, place)), None)
+        return Sighting(masked=masked, before=before, after=after)
     named = _named(planted, control, new)
     near = named is not None and (_encloses(named, place) or _encloses(place, named))
-    return Sighting(max(new, key=_clarity), named, near)
+    return Sighting(max(new, key=_clarity), named, near, before=before, after=after)
 
 
 def _named(planted: Seen, control: Seen | None, new: Sequence[Alert]) -> Scope | None:

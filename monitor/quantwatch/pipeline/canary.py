@@ -161,7 +161,9 @@ def _with(canary: Canary, found: Sighting) -> Canary:
         return replace(canary, reason=f"not to be told apart: {words}")
     alert = found.alert
     if alert is None:
-        return replace(canary, state="measured", found=False, located=False)
+        grown = "not measured" if found.after is None else f"{found.before:.4g} → {found.after:.4g}"
+        words = f"isolated error at {canary.place}: {grown}"
+        return replace(canary, state="measured", found=False, located=False, reason=words)
     return replace(
         canary,
         state="measured",

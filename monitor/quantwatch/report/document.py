@@ -11,6 +11,7 @@ from typing import Any
 
 from quantwatch.domain import Alert, CandidateResult, RunResult, RunStatus, Scope, layer_index
 from quantwatch.domain.drift import changed
+from quantwatch.report import detection
 from quantwatch.report.figures import Figures
 from quantwatch.report.numbers import MISSING, Number
 from quantwatch.report.words import alert_value
@@ -92,6 +93,7 @@ def _candidate(candidate: CandidateResult) -> Document:
         "culprit_words": culprit and culprit.words,
         "failure": candidate.failure,
         "changed": changed(candidate.baseline_differences),
+        "detectable": detection.documents(candidate),
         "logit_kl": _statistics(figures, "logit_kl", "model", _KL),
         "bit_equal": candidate.bit_equal,
         "first_nonfinite": found

@@ -43,12 +43,15 @@ class Flown:
 def due(db: Database, run_id: str, every_s: float) -> Due | None:
     """Return the canary that a run has to carry, None when it has none to.
 
-    A confirmation run never has one, nor one so soon after the check's last: the run that it
-    repeats had it.
+    Only runs that a service carries out have one: those of the command line move no alerts. A
+    confirmation run has none, and none follows the check's last sooner than so.
     """
     with db.reader() as session:
         run = session.get(RunRow, run_id)
-        if run is None or confirmations.origin(session, run_id).confirms is not None:
+        if run is None:
+            return None
+        origin = confirmations.origin(session, run_id)
+        if origin.confirms is not None or not origin.repeatable:
             return None
         moment, last = clock.now(session), _last(session, run.check_id)
         if last is not None and last.made_at + timedelta(seconds=every_s) > moment:
