@@ -7,7 +7,8 @@ from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
 from quantwatch.domain import Detectable, RunResult, Scope
-from quantwatch.store.tables import DetectableRow
+from quantwatch.store.session import Database
+from quantwatch.store.tables import DetectableRow, RunCandidateRow
 
 _FIELDS = tuple(Detectable.__slots__)
 
@@ -40,3 +41,15 @@ def read_detectables(session: Session, ids: Sequence[int]) -> dict[int, tuple[De
 def _record(row: DetectableRow) -> Detectable:
     plain = {name: getattr(row, name) for name in _FIELDS if name != "scope"}
     return Detectable(**plain, scope=None if row.scope is None else Scope(row.scope))
+
+
+def detectables_of(db: Database, run_id: str) -> list[tuple[str, tuple[Detectable, ...]]]:
+    """Return what the rules of a run's candidates could have found, in the candidates' order.
+
+    Candidates of which nothing is known are left out.
+    """
+    query = select(RunCandidateRow.id, RunCandidateRow.name).where(RunCandidateRow.run_id == run_id)
+    with db.reader() as session:
+        candidates = session.execute(query.order_by(RunCandidateRow.idx)).all()
+        found = read_detectables(session, [key for key, _ in candidates])
+    return [(name, found[key]) for key, name in candidates if key in found]
