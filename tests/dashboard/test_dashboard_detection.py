@@ -36,6 +36,8 @@ def test_changes() -> None:
     assert "none is found" in second
     assert "&lt;i&gt;few prompts" in second
     assert "none is found" not in first
+    derived = changes([("int4", (replace(FOUND, metric="ppl_ratio"),))], ["int4"])
+    assert "Perplexity ratio" in derived
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from datetime import tzinfo
 
 from quantwatch.alerts.blindness import fault_words
+from quantwatch.config.rules import DERIVED
 from quantwatch.domain import Canary, Detectable
 from quantwatch.metrics.registry import METRICS
 from quantwatch.store.canaries import Flown
@@ -48,7 +49,8 @@ def outcome(canary: Canary) -> Html:
 
 
 def _change(name: str, each: Detectable, names: Sequence[str]) -> list[object]:
-    metric = METRICS[each.metric].title if each.metric in METRICS else each.metric
+    derived = DERIVED.get(each.metric)
+    metric = METRICS[each.metric].title if derived is None else derived.title
     read = metric if each.statistic == "mean" else f"{metric}, {each.statistic}"
     scopes = f"of {text.plural(each.num_scopes, 'scope')}"
     where = text.scope(each.scope) if each.scope else text.NONE

@@ -21,6 +21,7 @@ from quantwatch.config.rules import RuleConfig
 from quantwatch.config.schema import (
     AlertingConfig,
     BaselineConfig,
+    CanaryConfig,
     CandidateConfig,
     CheckConfig,
     Config,
@@ -49,6 +50,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "[checks.NAME.alerting]": AlertingConfig,
     "[checks.NAME.alerting.flapping]": FlappingConfig,
     "[[checks.NAME.alerting.maintenance]]": MaintenanceConfig,
+    "[checks.NAME.canary]": CanaryConfig,
     "[endpoints.NAME]": EndpointConfig,
     "[service]": ServiceConfig,
     "[retention]": RetentionConfig,
