@@ -6,6 +6,9 @@ from typing import Literal
 
 from quantwatch.domain.words import Scope
 
+NO_BASELINE = "there is no baseline to compare with"
+"""Why a rule on a baseline finds nothing where a run has none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Detectable:

@@ -126,10 +126,14 @@ class _Flight:
         return None
 
     def _carrier(self) -> LoadedModel:
+        """Return the model that is planted in: never modules that the reference runs, too."""
         models = self.night.measured.models
-        if self.config.of == "candidate":
-            return models.candidates[self.night.name]
-        return replace(models.reference, module=twin(models.reference.module))
+        own = self.config.of == "candidate"
+        carrier = models.candidates[self.night.name] if own else models.reference
+        theirs = set(map(id, models.reference.module.modules()))
+        if theirs.isdisjoint(map(id, carrier.module.modules())):
+            return carrier
+        return replace(carrier, module=twin(carrier.module))
 
     def _suite(self) -> Suite:
         """Return the suite with the prompts that it is measured on; its hash picks the tokens."""

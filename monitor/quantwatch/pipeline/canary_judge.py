@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from quantwatch.alerts.overrides import rules_for
@@ -24,7 +25,7 @@ _OF_ALL_PROMPTS = ("router_load_tv", "router_load_max")
 """Metrics that are counted over the whole suite at once."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Night:
     """A night that is measured and judged, and where its baseline is found."""
 
@@ -49,14 +50,16 @@ class Night:
         config = self.request.check.canary
         return config is not None and config.of == "candidate"
 
+    @cached_property
     def against(self) -> Against | None:
-        """Return the night's baseline."""
+        """The night's baseline."""
         if not self.has_baseline:
             return None
         return find_baseline(self.request, self.database, self.result)
 
+    @cached_property
     def rules(self) -> dict[str, RuleConfig]:
-        """Return the rules that judge, by name."""
+        """The rules that judge, by name."""
         (config,) = (c for c in self.request.check.candidates if c.name == self.name)
         targets = self.measured.suite.num_targets > 0
         found = rules_for(self.request.check, config, has_targets=targets)
@@ -82,7 +85,7 @@ def counting(night: Night, rows: Rows) -> Callable[[Alert], bool]:
     On some of the prompts a baseline is known by its prompt sums alone: rules on another statistic
     than the mean are left out, and all on a baseline whose sums are gone.
     """
-    rules, against = night.rules(), night.against()
+    rules, against = night.rules, night.against
     whole = len(rows) == night.num_prompts
 
     def counts(alert: Alert) -> bool:
@@ -105,7 +108,7 @@ def _judged(night: Night, result: CandidateResult, now: Blocks, rows: Rows) -> S
         run=replace(night.result, verdict=None, candidates=(), alerts=(), outcomes=()),
         check=check.model_copy(update={"candidates": only}),
         results={night.name: result},
-        against=_cut(night.against(), rows),
+        against=_cut(night.against, rows),
         now=now,
         has_targets=night.measured.suite.num_targets > 0,
     )

@@ -18,6 +18,7 @@ from quantwatch.baselines.power import POWER, fixed_effort, paired_effort
 from quantwatch.config.rules import COUNTED, RuleConfig
 from quantwatch.domain import (
     MIN_SAMPLES,
+    NO_BASELINE,
     CandidateResult,
     Comparison,
     Detectable,
@@ -60,7 +61,7 @@ def detectable(
 
 def _of_rule(rule: RuleConfig, judge: "_Judge") -> Detectable:
     if rule.kind == "baseline" and (judge.baseline is None or not judge.baseline.measurements):
-        return _record(rule, [], "there is no baseline to compare with")
+        return _record(rule, [], NO_BASELINE)
     at = judge.of(rule)
     known = [r for r in readings(judge.candidate, rule) if not r.is_missing]
     found = [each for reading in known if (each := at(reading)) is not None]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from quantwatch.domain import CandidateResult, Detectable
+from quantwatch.domain import NO_BASELINE, CandidateResult, Detectable
 from quantwatch.report.numbers import Number
 
 NEVER = "never"
@@ -14,12 +14,16 @@ def change_words(each: Detectable) -> str:
 
 
 def detection_words(candidate: CandidateResult) -> str | None:
-    """Return one sentence on all rules of a candidate, None when nothing is known of them."""
-    if not candidate.detectable:
+    """Return one sentence on the rules of a candidate, None when nothing is known of them.
+
+    Rules on a baseline are left out where there is none: a report says so in another place.
+    """
+    known = [each for each in candidate.detectable if each.reason != NO_BASELINE]
+    if not known:
         return None
-    power = candidate.detectable[0].power
-    told = [_rule(each) for each in candidate.detectable if each.value is not None]
-    never = [f"{each.rule} ({each.reason})" for each in candidate.detectable if each.value is None]
+    power = known[0].power
+    told = [_rule(each) for each in known if each.value is not None]
+    never = [f"{each.rule} ({each.reason})" for each in known if each.value is None]
     said = [f"found in {power:.0%} of nights: {'; '.join(told)}"] if told else []
     return ". ".join([*said, *([f"Found by no night: {'; '.join(never)}"] if never else [])])
 

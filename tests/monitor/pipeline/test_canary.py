@@ -10,19 +10,25 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sqlalchemy import select, text, update
-from tests.monitor.tiny_models import save_word_model
+from tests.monitor.tiny_models import llama, save_word_model
 
+from quantwatch.config.canary import CanaryConfig
 from quantwatch.config.schema import CheckConfig, Config
 from quantwatch.domain import Canary, RunResult, RunStatus
 from quantwatch.errors import RunStoppedError
+from quantwatch.models.loading import from_module
 from quantwatch.pipeline import canary as canaries_of_runs
 from quantwatch.pipeline import claimed
+from quantwatch.pipeline.canary import _Flight
+from quantwatch.pipeline.measure import Models
 from quantwatch.store import baselines, canaries, clock, leases, queue, runs
 from quantwatch.store.attempts import WorkerId
+from quantwatch.store.canaries import Due
 from quantwatch.store.reaper import reap
 from quantwatch.store.session import Database
 from quantwatch.store.tables import AlertRow, EventRow, RunRow
@@ -339,6 +345,19 @@ def test_no_time_left(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.status is RunStatus.SUCCEEDED
     assert found is not None
     assert "before the run's deadline" in found.reason
+
+
+def test_modules_that_the_reference_runs_too_are_not_planted_in() -> None:
+    """Catches a fault in both models at once, which nobody can see."""
+    one = from_module("reference", llama(96))
+    shared, alone = replace(one), from_module("c", llama(96))
+    for candidate, is_own in ((shared, False), (alone, True)):
+        models = Models(one, {"c": candidate}, {}, {})
+        night: Any = SimpleNamespace(measured=SimpleNamespace(models=models), name="c")
+        flight = _Flight(night, CanaryConfig(), Due(0, "s", None), SimpleNamespace())  # type: ignore[arg-type]
+        assert (flight._carrier().module is candidate.module) == is_own
+        copied = _Flight(night, CanaryConfig(of="reference"), Due(0, "s", None), flight.progress)
+        assert copied._carrier().module is not one.module
 
 
 DYING = """

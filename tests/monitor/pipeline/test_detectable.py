@@ -152,6 +152,7 @@ def test_reports() -> None:
         detectable=(
             effect(KL, NOW, before=compared(se=0.0)),
             effect(KL, NOW),
+            effect(KL, NOW, before=compared(lost=(3, 4))),
             effect(
                 {"metric": "isolated_error", "scope": "layers.*", "threshold": 1}, layers(LAYERS)
             ),
@@ -160,9 +161,9 @@ def test_reports() -> None:
     said = detection_words(found)
     assert said == (
         "found in 80% of nights: r a change of 0.1; r a change of 0.9 at layers.0. "
-        "Found by no night: r (there is no baseline to compare with)"
+        "Found by no night: r (2 prompts have values in only one of the runs)"
     )
-    paired, nothing, _ = documents(found)
+    paired, nothing, *_ = documents(found)
     assert (paired["change"], paired["expected"], paired["reason"]) == (0.1, 1.0, None)
     assert (nothing["change"], nothing["change_kind"], nothing["limit_kind"]) == (
         None, "missing", "missing",
