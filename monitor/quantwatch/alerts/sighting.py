@@ -51,11 +51,11 @@ def sighting(
     be compared at all.
     """
     known = [] if control is None else [each for each in control.alerts if each.is_decided]
-    before = {(each.rule, each.scope) for each in known}
+    told = {(each.rule, each.scope) for each in known}
     new = [
         each
         for each in planted.alerts
-        if each.is_decided and counts(each) and (each.rule, each.scope) not in before
+        if each.is_decided and counts(each) and (each.rule, each.scope) not in told
     ]
     before = 0.0 if control is None else control.isolated(place) or 0.0
     after = planted.isolated(place)

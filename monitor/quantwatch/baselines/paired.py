@@ -139,7 +139,9 @@ class _Part:
         self.difference = self.value - self.baseline
         self._weight = weight
 
-    def tests(self, floors: Matrix, resampler: Resampler) -> Iterator[tuple[float, ...]]:
+    def tests(
+        self, floors: Matrix, resampler: Resampler
+    ) -> Iterator[tuple[float, float, float, float, float, float, float]]:
         """Yield value, baseline, low, high, p, standard error, and that to reckon with, by scope.
 
         The first standard error is 0 where no prompt changed, the other one never is.
