@@ -15,6 +15,7 @@ from quantwatch_dashboard.queries import connection, overview
 from quantwatch_dashboard.views import (
     check_actions,
     check_candidates,
+    check_detection,
     check_runs,
     check_trend,
     live,
@@ -43,6 +44,7 @@ def show() -> None:
     else:
         check_trend.show(url, summary)
         check_candidates.show(url, summary)
+        check_detection.show(url, summary)
     check_runs.show(url, summary)
 
 

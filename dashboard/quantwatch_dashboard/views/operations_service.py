@@ -3,8 +3,16 @@
 import streamlit as st
 
 from quantwatch_dashboard import clock, text
-from quantwatch_dashboard.components import answers, failed_tasks, page, service, trouble
+from quantwatch_dashboard.components import (
+    answers,
+    detection,
+    failed_tasks,
+    page,
+    service,
+    trouble,
+)
 from quantwatch_dashboard.queries import connection, overview
+from quantwatch_dashboard.queries import detection as detection_queries
 from quantwatch_dashboard.queries import operations as operation_queries
 from quantwatch_dashboard.views import acts
 
@@ -29,6 +37,14 @@ def show(url: str) -> None:
         st.html(failed_tasks.table_of(failed, clock.now(), clock.zone()))
     else:
         page.say("Nothing has failed, or all of it has succeeded since.")
+    if flown := detection_queries.newest(url):
+        said = (
+            "Each check's newest planted fault. One that is not found is a monitor that is blind."
+        )
+        page.section("Canaries", said)
+        st.html(detection.flights(flown[:_MOST_CHECKS], clock.zone(), with_check=True))
+        if more := text.more(len(flown), _MOST_CHECKS, "checks"):
+            page.say(more)
     page.section("Next runs", "Nominal times; the jitter of each check comes on top.")
     timetable = operation_queries.timetable(url)
     if timetable:

@@ -111,7 +111,7 @@ def compare(
         for column, numbers in zip(columns, part.tests(floors[columns], resampler), strict=True):
             lost = tuple(np.flatnonzero(now.n[:, column] != before.n[:, column]).tolist())
             test = Comparison(metric, shared[column], len(rows), *numbers[:5])
-            found[column] = replace(test, lost=lost, handicap=luck * numbers[5])
+            found[column] = replace(test, lost=lost, handicap=luck * numbers[5], se=numbers[6])
     yield from (found[column] for column in sorted(found))
 
 
@@ -141,8 +141,11 @@ class _Part:
 
     def tests(
         self, floors: Matrix, resampler: Resampler
-    ) -> Iterator[tuple[float, float, float, float, float, float]]:
-        """Yield value, baseline, low, high, p and standard error of every scope."""
+    ) -> Iterator[tuple[float, float, float, float, float, float, float]]:
+        """Yield value, baseline, low, high, p, standard error, and that to reckon with, by scope.
+
+        The first standard error is 0 where no prompt changed, the other one never is.
+        """
         if len(self.n) < MIN_SAMPLES:
             low, high = self._range(floors)
             p, se = np.ones(len(low)), np.zeros(len(low))
@@ -150,9 +153,9 @@ class _Part:
             se, least = self._errors(floors)
             low, high = self._interval(least, resampler)
             p = student.two_sided(self.difference / se, len(self.n) - 1)
-        same = ~self.changes.any(0)
+        same, reckoned = ~self.changes.any(0), se
         low, high, se = (np.where(same, 0, each) for each in (low, high, se))
-        columns = (self.value, self.baseline, low, high, np.where(same, 1, p), se)
+        columns = (self.value, self.baseline, low, high, np.where(same, 1, p), se, reckoned)
         yield from zip(*(column.tolist() for column in columns), strict=True)
 
     def _errors(self, floors: Matrix) -> tuple[Matrix, Matrix]:

@@ -50,11 +50,11 @@ def _derived(metric: str, comparison: Comparison) -> Comparison:
     """Carry a comparison of means through the increasing function that gives the number."""
     function = _ratio if metric == "ppl_ratio" else _root
     start = function(comparison.baseline)
-    low, high, handicap = (
+    low, high, handicap, se = (
         function(comparison.baseline + each) - start
-        for each in (comparison.low, comparison.high, comparison.handicap)
+        for each in (comparison.low, comparison.high, comparison.handicap, comparison.se)
     )
-    moved = replace(comparison, low=low, high=high, handicap=handicap)
+    moved = replace(comparison, low=low, high=high, handicap=handicap, se=se)
     return replace(moved, metric=metric, value=function(comparison.value), baseline=start)
 
 

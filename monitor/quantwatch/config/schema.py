@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from quantwatch.config.base import MOST_THREADS, Name, Strict
+from quantwatch.config.canary import CanaryConfig
 from quantwatch.config.dashboard import DashboardConfig, GrantsConfig
 from quantwatch.config.recipes import RecipeConfig
 from quantwatch.config.rules import RuleConfig, RuleOverride, Statistic
@@ -21,6 +22,7 @@ __all__ = [
     "AlertingConfig",
     "BaselineConfig",
     "CacheConfig",
+    "CanaryConfig",
     "CandidateConfig",
     "CheckConfig",
     "Config",
@@ -138,6 +140,11 @@ class CheckConfig(Strict):
         default=BaselineConfig(), description="What its runs are compared with."
     )
     alerting: AlertingConfig = Field(default=AlertingConfig(), description="How it alerts.")
+    canary: CanaryConfig | None = Field(
+        default=None,
+        description="A fault that is planted in a copy to prove that it is found; none when "
+        "absent.",
+    )
 
     @model_validator(mode="after")
     def _unique_names(self) -> "CheckConfig":

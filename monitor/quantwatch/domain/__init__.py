@@ -2,6 +2,7 @@
 
 from quantwatch.domain.attribution import AttributedPart, Attribution, Restoration
 from quantwatch.domain.comparisons import MIN_SAMPLES, Baseline, Comparison
+from quantwatch.domain.detection import NO_BASELINE, Canary, CanaryState, Detectable
 from quantwatch.domain.history import Ended, Judged
 from quantwatch.domain.inputs import (
     WARNING,
@@ -52,6 +53,7 @@ __all__ = [
     "HEAD",
     "MIN_SAMPLES",
     "MODEL",
+    "NO_BASELINE",
     "REASON_CODES",
     "UNDECIDED",
     "WARNING",
@@ -60,9 +62,12 @@ __all__ = [
     "Attribution",
     "Baseline",
     "Block",
+    "Canary",
+    "CanaryState",
     "CandidateResult",
     "Comparison",
     "Culprit",
+    "Detectable",
     "Ended",
     "ExpertLoad",
     "Fingerprint",

@@ -35,6 +35,9 @@ class Comparison:
     """Prompts (by index) with values that only one of the runs has."""
     handicap: float = 0.0
     """By how much the baseline is expected to be too good: it was chosen as the best of many."""
+    se: float = 0.0
+    """Standard error of the difference that a test has to reckon with, clustered by prompt: never
+    below what the noise floor gives, also where all prompts are equal. 0 below `MIN_SAMPLES`."""
 
     @property
     def difference(self) -> float:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
+from quantwatch.domain.detection import Detectable
 from quantwatch.domain.inputs import Variant
 from quantwatch.domain.observations import NonFinite
 from quantwatch.domain.words import MODEL, Json, RunStatus, Scope, Severity, Verdict
@@ -133,6 +134,8 @@ class CandidateResult:
     bit_equal: bool = False
     failure: str | None = None
     baseline_differences: tuple[Json, ...] = ()
+    detectable: tuple[Detectable, ...] = ()
+    """What its rules would have found, in their order."""
 
     def find(self, metric: str, scope: str = MODEL) -> Measurement | None:
         """Return the measurement of one metric at one scope, None when it wasn't measured."""

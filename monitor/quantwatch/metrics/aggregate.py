@@ -5,11 +5,12 @@ of model-wide metrics and cosines wait in float64 (a cosine of 1 − 1e-9 is not
 float32.
 """
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,7 @@ _GROUP_BYTES = 32 << 20
 _DOUBLE = {"cosine", "router_overlap", "router_weight_l1"}
 
 Positions = NDArray[np.int64]
+T = TypeVar("T")
 Kept = dict[int, tuple[Slot, Positions | None]]
 
 
@@ -45,6 +47,9 @@ class _Series:
     scopes: tuple[Scope, ...]
     samples: Kept = field(default_factory=dict)
     extras: Kept = field(default_factory=dict)
+
+    def among(self, prompts: Collection[int]) -> "_Series":
+        return _Series(self.scopes, _only(self.samples, prompts), _only(self.extras, prompts))
 
 
 class Aggregator:
@@ -71,6 +76,23 @@ class Aggregator:
         known = self._nonfinite.get(observation.candidate)
         if found is not None and (known is None or found.prompt < known.prompt):
             self._nonfinite[observation.candidate] = found
+
+    def among(self, prompts: Collection[int]) -> "Aggregator":
+        """Return what was observed on some prompts, as if there had been no others.
+
+        It reads from the same spool and lives as long. Loads of experts are left out: they are
+        counted over all prompts together.
+        """
+        part = copy.copy(self)
+        part._prompts = {index: self._prompts[index] for index in sorted(prompts)}
+        part._loads = {}
+        part._top = {name: _only(slots, prompts) for name, slots in self._top.items()}
+        part._nonfinite = {n: at for n, at in self._nonfinite.items() if at.prompt in prompts}
+        part._series = {
+            key: {scopes: series.among(prompts) for scopes, series in groups.items()}
+            for key, groups in self._series.items()
+        }
+        return part
 
     def first_nonfinite(self, candidate: str) -> NonFinite | None:
         """Return where the first non-finite value of the first affected prompt appears."""
@@ -196,6 +218,10 @@ class Aggregator:
         trace: TracebackType | None,
     ) -> None:
         self._spool.__exit__(kind, error, trace)
+
+
+def _only(by_prompt: Mapping[int, T], prompts: Collection[int]) -> dict[int, T]:
+    return {prompt: kept for prompt, kept in by_prompt.items() if prompt in prompts}
 
 
 def _stack(top: TopLogits) -> NDArray[np.float64]:

@@ -13,11 +13,14 @@ from quantwatch.alerts.rules import evaluate
 from quantwatch.alerts.unmeasured import not_compared, not_measured
 from quantwatch.alerts.verdicts import has_improved, run_verdict, verdict_of
 from quantwatch.baselines.comparable import mismatches
+from quantwatch.baselines.decision import CONFIRMED
 from quantwatch.baselines.differences import differences
+from quantwatch.baselines.discovery import FALSE_DISCOVERIES
 from quantwatch.baselines.drift import drift
 from quantwatch.config.schema import CheckConfig
 from quantwatch.domain import Alert, Baseline, CandidateResult, RuleOutcome, RunResult
 from quantwatch.pipeline.against import Against, Blocks, confirmed
+from quantwatch.pipeline.detectable import Family, detectable
 from quantwatch.pipeline.paired import Rules, Sides, Tests, tests_of
 from quantwatch.pipeline.since_good import reopened
 
@@ -61,6 +64,13 @@ class _Bench:
             return None
         known = {field.name: getattr(found, field.name) for field in fields(CandidateResult)}
         return Baseline(**known, comparisons=self.tests.get(name, {}))
+
+    @property
+    def family(self) -> Family:
+        """Among how many comparisons, and how strictly, this run decides what is established."""
+        judged = sum(each.q is not None for tests in self.tests.values() for each in tests.values())
+        confirms = self.sides is not None and self.sides.earlier is not None
+        return Family(judged, CONFIRMED if confirms else FALSE_DISCOVERIES)
 
     def compared(self, name: str) -> RuleOutcome:
         """Return whether anything kept a candidate's rules from comparing with the baseline."""
@@ -127,7 +137,8 @@ def _judge_candidate(
     told = (seen, bench.compared(result.name), *judged_rules)
     improved = has_improved(result, before, rules, noise_floor=floor)
     verdict = verdict_of(alerts, improved=improved, comparable=not bench.problems)
-    judged = replace(result, verdict=verdict)
+    could = detectable(result, rules, floor, before, bench.family)
+    judged = replace(result, verdict=verdict, detectable=could)
     if before is None or bench.against is None:
         return judged, alerts, told
     told_apart = (*judged.baseline_differences, *differences(judged, before, floor))

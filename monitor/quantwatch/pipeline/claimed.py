@@ -4,12 +4,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quantwatch.domain import Progress, RunResult, Suite
+from quantwatch.config.durations import seconds
+from quantwatch.domain import Canary, Progress, RunResult, Suite
+from quantwatch.pipeline.canary import carry_canary
+from quantwatch.pipeline.canary_judge import Night
 from quantwatch.pipeline.holding import LOOK_S, Heart, Watched
 from quantwatch.pipeline.judge import judge
 from quantwatch.pipeline.measure import measure_check
 from quantwatch.pipeline.request import RunRequest
-from quantwatch.store import disk, runs
+from quantwatch.store import canaries, disk, runs
 from quantwatch.store.leases import Claim
 
 if TYPE_CHECKING:
@@ -40,11 +43,35 @@ def run_claimed(
         watched = Watched(progress, heart, database, claim)
         with measure_check(request, watched) as measured:
             result = judge(request, measured, claim.run_id, claim.claimed_at, database)
+            canary = _canary(Night(request, measured, result, database), watched)
             watched.finalize()
             suite = measured.suite if request.check.store_text else _without_text(measured.suite)
             blocks = disk.affordable(database, measured.blocks())
+            then = _with_canary(canary, then)
             runs.finish_run(database, result, suite, blocks, lease=claim.token, then=then)
             return result
+
+
+def _canary(night: Night, progress: Progress) -> Canary | None:
+    """Return the canary that a run carries once it is judged, None when none is due."""
+    config, database = night.request.check.canary, night.database
+    if config is None or database is None:
+        return None
+    due = canaries.due(database, night.result.run_id, seconds(config.every))
+    return None if due is None else carry_canary(night, config, due, progress)
+
+
+def _with_canary(canary: Canary | None, then: Settle | None) -> Settle | None:
+    """Return what belongs to the end of a run: its canary before the alerts, which look at it."""
+    if canary is None:
+        return then
+
+    def both(session: "Session", result: RunResult) -> None:
+        canaries.save_canary(session, result.run_id, canary)
+        if then is not None:
+            then(session, result)
+
+    return both
 
 
 def _without_text(suite: Suite) -> Suite:

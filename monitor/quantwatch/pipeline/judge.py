@@ -105,12 +105,13 @@ def _measured(name: str, measured: Measured) -> CandidateResult:
     failure = measured.models.failures.get(name)
     if failure is not None:
         return CandidateResult(name, None, None, failure=failure)
-    result = _measured_candidate(name, measured)
+    result = measured_candidate(name, measured)
     broken = measured.report.first_nonfinite.get(REFERENCE)
     return result if broken is None else _undecided(result, broken)
 
 
-def _measured_candidate(name: str, measured: Measured) -> CandidateResult:
+def measured_candidate(name: str, measured: Measured) -> CandidateResult:
+    """Return a candidate that could be loaded, with its culprit, before anything is judged."""
     report, measurements = measured.report, measured.sink.measurements(name)
     nonfinite = measured.sink.first_nonfinite(name)
     bit_equal = report.bit_equal[name]

@@ -8,6 +8,7 @@ from itertools import chain
 
 import torch
 
+from quantwatch.capture.plan import CapturePlan
 from quantwatch.capture.report import CaptureReport
 from quantwatch.capture.side_by_side import Subject, capture
 from quantwatch.capture.stored.shelf import Shelf
@@ -71,13 +72,19 @@ def measure_check(request: RunRequest, progress: Progress) -> Iterator[Measured]
 
 @contextmanager
 def measure_models(
-    request: RunRequest, models: Models, suite: Suite, progress: Progress
+    request: RunRequest,
+    models: Models,
+    suite: Suite,
+    progress: Progress,
+    plan: CapturePlan | None = None,
 ) -> Iterator[Measured]:
-    """Capture a suite on models that are loaded already."""
+    """Capture a suite on models that are loaded already, by the check's plan or another one."""
     floor, spool = NoiseFloor(), request.cache_dir / "spool"
     with pinned_threads(request.check.threads), Aggregator(suite, spool) as sink:
         loaded = {REFERENCE: models.reference, **models.candidates}
-        subject = Subject(loaded, suite, request.plan, _shelf(request, models.reference))
+        # Another plan is another reference, for this once: it isn't kept.
+        shelf = None if plan is not None else _shelf(request, models.reference)
+        subject = Subject(loaded, suite, plan or request.plan, shelf)
         report = capture(subject, sink, floor, progress)
         timings = dict(report.timings_s)
         yield Measured(suite, models, report, sink, floor.values, timings, floor.largest())

@@ -12,6 +12,7 @@ from typing import Any
 from quantwatch.domain import Alert, CandidateResult, RunResult, RunStatus, Scope, layer_index
 from quantwatch.domain.drift import changed
 from quantwatch.metrics.registry import ROUTER_METRICS
+from quantwatch.report import detection
 from quantwatch.report.figures import Figures
 from quantwatch.report.numbers import MISSING, Number
 from quantwatch.report.words import alert_value
@@ -94,6 +95,7 @@ def _candidate(candidate: CandidateResult) -> Document:
         "culprit_words": culprit and culprit.words,
         "failure": candidate.failure,
         "changed": changed(candidate.baseline_differences),
+        "detectable": detection.documents(candidate),
         "logit_kl": _statistics(figures, "logit_kl", "model", _KL),
         "bit_equal": candidate.bit_equal,
         "first_nonfinite": found

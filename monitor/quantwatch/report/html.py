@@ -6,6 +6,7 @@ from itertools import chain
 from quantwatch.domain import Alert, CandidateResult, RunResult, Verdict, layer_index
 from quantwatch.metrics.registry import ROUTER_METRICS
 from quantwatch.report import words
+from quantwatch.report.detection import detection_words
 from quantwatch.report.figures import Figures
 from quantwatch.report.numbers import printable
 from quantwatch.report.repeat import repeat_command
@@ -74,11 +75,15 @@ def _candidates(result: RunResult, figures: dict[str, Figures]) -> str:
     axis = LogAxis.over([*values, *chain.from_iterable(bounds)])
     rows = "".join(_row(result, figures[c.name], axis) for c in result.candidates)
     names = ("candidate", "verdict", "culprit", "KL mean", "95 % interval", "KL p99", "top-1")
-    why = "".join(
-        f"<li><b>{_text(c.name)}</b>: {_text(words.explanation(c))}</li>" for c in result.candidates
-    )
+    why = "".join(map(_why, result.candidates))
     table = _table((*names, "ppl ratio", "bits/weight"), rows)
     return f"{table}<ul>{why}</ul>" if rows else ""
+
+
+def _why(candidate: CandidateResult) -> str:
+    could = detection_words(candidate)
+    more = "" if could is None else f"<br>{_text(f'Smallest change {could}.')}"
+    return f"<li><b>{_text(candidate.name)}</b>: {_text(words.explanation(candidate))}{more}</li>"
 
 
 def _row(result: RunResult, figures: Figures, axis: LogAxis) -> str:

@@ -4,6 +4,7 @@ import re
 
 from quantwatch.domain import CandidateResult, RunResult
 from quantwatch.report import words
+from quantwatch.report.detection import detection_words
 from quantwatch.report.figures import Figures
 from quantwatch.report.numbers import printable
 from quantwatch.report.repeat import repeat_command
@@ -55,7 +56,7 @@ def _candidates(result: RunResult, figures: dict[str, Figures]) -> list[str]:
     head = "| candidate | verdict | KL mean ± se | KL p99 | top-1 | ppl ratio | culprit |"
     shown = result.candidates[:_CANDIDATES]
     rows = [_row(candidate, figures[candidate.name]) for candidate in shown]
-    said = [f"- **{escape(c.name)}**: {escape(words.explanation(c))}" for c in shown]
+    said = [f"- **{escape(c.name)}**: {escape(_said(c))}" for c in shown]
     hidden = _cut(len(result.candidates), _CANDIDATES, "candidates")
     return [head, "|---|---|---|---|---|---|---|", *rows, *hidden, "", *said, ""] if shown else []
 
@@ -72,6 +73,12 @@ def _row(candidate: CandidateResult, figures: Figures) -> str:
         escape(words.culprit(candidate)),
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _said(candidate: CandidateResult) -> str:
+    """Return why a candidate is what it is, and what else would have been found."""
+    could = detection_words(candidate)
+    return words.explanation(candidate) + ("" if could is None else f" Smallest change {could}.")
 
 
 def _worst_layers(result: RunResult, figures: dict[str, Figures]) -> list[str]:

@@ -6,6 +6,7 @@ from rich.text import Text
 
 from quantwatch.domain import Alert, CandidateResult, RunResult
 from quantwatch.report import words
+from quantwatch.report.detection import detection_words
 from quantwatch.report.figures import Figures
 from quantwatch.report.numbers import printable
 
@@ -26,7 +27,7 @@ def renderable(result: RunResult) -> RenderableType:
     """Return what `rich` prints."""
     figures = {candidate.name: Figures(candidate) for candidate in result.candidates}
     parts: list[RenderableType] = [_title(result), _candidates(figures)]
-    parts += [_why(candidate) for candidate in result.candidates]
+    parts += [line for candidate in result.candidates for line in _why(candidate)]
     parts += [_alert(alert, more) for alert, more in words.worst_of_each_rule(result.alerts)]
     return Group(*parts, _headline(result))
 
@@ -79,8 +80,10 @@ def _row(name: str, figures: Figures) -> list[Text]:
     return [plain(name), coloured(str(candidate.verdict or "failed")), *map(plain, cells)]
 
 
-def _why(candidate: CandidateResult) -> Text:
-    return plain(f"{candidate.name}: {words.explanation(candidate)}")
+def _why(candidate: CandidateResult) -> list[Text]:
+    said, could = words.explanation(candidate), detection_words(candidate)
+    lines = [plain(f"{candidate.name}: {said}")]
+    return lines if could is None else [*lines, plain(f"  smallest change {could}")]
 
 
 def _alert(alert: Alert, more: str) -> Text:

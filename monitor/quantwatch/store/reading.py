@@ -1,6 +1,7 @@
 """Rows as a run's result, field by field what `writing` was given."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Select, select
@@ -21,6 +22,7 @@ from quantwatch.domain import (
     Verdict,
     reason_words,
 )
+from quantwatch.store.detectables import read_detectables
 from quantwatch.store.kinds import FINITE, from_kind
 from quantwatch.store.statistics import COUNTS, STATISTICS
 from quantwatch.store.tables import (
@@ -121,11 +123,13 @@ def _candidates(
         .where(RunCandidateRow.run_id.in_(list(run_ids)))
         .order_by(RunCandidateRow.run_id, RunCandidateRow.idx)
     ).all()
-    measured = _measurements(session, [row.id for row, _ in rows], metric)
+    ids = [row.id for row, _ in rows]
+    measured, could = _measurements(session, ids, metric), read_detectables(session, ids)
     found: dict[str, list[CandidateResult]] = {}
     for row, variant in rows:
-        candidate = _candidate(row, variant, tuple(measured.get(row.id, ())))
-        found.setdefault(row.run_id, []).append(candidate)
+        plain = _candidate(row, variant, tuple(measured.get(row.id, ())))
+        known = replace(plain, detectable=could.get(row.id, ()))
+        found.setdefault(row.run_id, []).append(known)
     return found
 
 
@@ -238,9 +242,8 @@ def _variant(details: Any, row: VariantRow | None) -> Variant | None:
 
 
 def _culprit(record: Any) -> Culprit | None:
-    return (
-        None if record is None else Culprit(**{**record, "head_rows": tuple(record["head_rows"])})
-    )
+    known = record and {**record, "head_rows": tuple(record["head_rows"])}
+    return None if known is None else Culprit(**known)
 
 
 def _verdict(text: str | None) -> Verdict | None:

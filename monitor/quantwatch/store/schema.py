@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from quantwatch.errors import StoreError
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
 """Every migration, oldest first. A test holds this equal to the files in migrations/versions."""
 
 SchemaState = Literal["current", "behind", "ahead", "empty"]

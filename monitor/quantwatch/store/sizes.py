@@ -21,7 +21,7 @@ RUNS, LOGS, NAMES = "runs", "logs", "names"
 _TIER = {
     **dict.fromkeys(("measurement", "noise_floor", "alert_scope"), LAYERS),
     **dict.fromkeys(("run", "run_candidate", "rule_evaluation", "episode"), RUNS),
-    **dict.fromkeys(("attribution", "attribution_part"), RUNS),
+    **dict.fromkeys(("attribution", "attribution_part", "detectable", "canary"), RUNS),
     **dict.fromkeys(("run_attempt", "event", "delivery", "delivery_attempt"), LOGS),
     **dict.fromkeys(("failed_task", "audit", "trigger_key", "silence", "component"), LOGS),
     **dict.fromkeys(("kernel_batch", "kernel_case", "kernel_speed"), LOGS),

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from quantwatch.domain import Alert, CandidateResult, Measurement, RunResult, Variant
 from quantwatch.store import lookups
+from quantwatch.store.detectables import insert_detectables
 from quantwatch.store.kinds import FINITE, MISSING, finite_or_none, kind_of
 from quantwatch.store.statistics import COUNTS, STATISTICS
 from quantwatch.store.tables import (
@@ -48,7 +49,7 @@ def run_values(session: Session, result: RunResult, suite_id: int | None) -> dic
 
 
 def insert_candidates(session: Session, result: RunResult) -> dict[str, int]:
-    """Write the candidates and their measurements; return the candidates' ids by name."""
+    """Write the candidates and what was found of them; return the candidates' ids by name."""
     variants = lookups.variant_ids(session, (c.variant for c in result.candidates if c.variant))
     ids: dict[str, int] = {}
     for idx, candidate in enumerate(result.candidates):
@@ -57,6 +58,7 @@ def insert_candidates(session: Session, result: RunResult) -> dict[str, int]:
         session.flush()
         ids[candidate.name] = row.id
     _insert_measurements(session, result, ids)
+    insert_detectables(session, result, ids)
     return ids
 
 

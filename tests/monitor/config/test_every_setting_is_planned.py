@@ -40,6 +40,7 @@ SETTINGS: dict[str, Any] = {
             "rules": [{"name": "kl", "metric": "logit_kl", "threshold": 0.1}],
             "schedule": {"cron": "0 2 * * *"},
             "alerting": {"maintenance": [{"cron": "0 3 * * *", "length": "1h"}]},
+            "canary": {"size": 0.02},
         }
     },
 }

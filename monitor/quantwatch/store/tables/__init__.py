@@ -9,6 +9,7 @@ from quantwatch.store.tables.deliveries import (
     EndpointRow,
     EventRow,
 )
+from quantwatch.store.tables.detection import CanaryRow, DetectableRow
 from quantwatch.store.tables.episodes import EpisodeRow, RuleEvaluationRow, SilenceRow
 from quantwatch.store.tables.identity import (
     CheckRow,
@@ -51,10 +52,12 @@ __all__ = [
     "Base",
     "BaselinePinRow",
     "BlockRow",
+    "CanaryRow",
     "CheckRow",
     "ComponentRow",
     "DeliveryAttemptRow",
     "DeliveryRow",
+    "DetectableRow",
     "DeviceSlotRow",
     "EndpointRow",
     "EnvironmentRow",

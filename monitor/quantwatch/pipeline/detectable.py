@@ -1,0 +1,165 @@
+"""How small a change each rule of a candidate would have found tonight, at its worst scope.
+
+`baselines/power.py` has the arithmetic. What an unchanged night reads is the baseline's value for a
+rule on a baseline, and tonight's value for every other rule.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from quantwatch.alerts import limits
+from quantwatch.alerts.changes import comparison_of
+from quantwatch.alerts.limits import NoiseFloor
+from quantwatch.alerts.readings import Reading, readings, sign
+from quantwatch.alerts.words import number
+from quantwatch.baselines.power import POWER, fixed_effort, paired_effort
+from quantwatch.config.rules import COUNTED, RuleConfig
+from quantwatch.domain import (
+    MIN_SAMPLES,
+    NO_BASELINE,
+    CandidateResult,
+    Comparison,
+    Detectable,
+    Scope,
+)
+
+_NOTHING = "nothing was measured where the rule looks"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Among how many comparisons a run decides, and at what rate of false discoveries."""
+
+    num_judged: int
+    rate: float
+
+
+class _At(NamedTuple):
+    """What one scope takes. Where no change would be found `change` is None; `reason` says why."""
+
+    scope: Scope
+    expected: float | None
+    limit: float | None
+    change: float | None
+    reason: str = ""
+
+
+def detectable(
+    candidate: CandidateResult,
+    rules: Sequence[RuleConfig],
+    noise_floor: NoiseFloor,
+    baseline: CandidateResult | None,
+    family: Family,
+) -> tuple[Detectable, ...]:
+    """Return one record per rule that is enabled and measures something, in the rules' order."""
+    judge = _Judge(candidate, noise_floor, baseline, family)
+    chosen = (rule for rule in rules if rule.enabled and rule.metric not in COUNTED)
+    return tuple(_of_rule(rule, judge) for rule in chosen)
+
+
+def _of_rule(rule: RuleConfig, judge: "_Judge") -> Detectable:
+    if rule.kind == "baseline" and (judge.baseline is None or not judge.baseline.measurements):
+        return _record(rule, [], NO_BASELINE)
+    at = judge.of(rule)
+    known = [r for r in readings(judge.candidate, rule) if not r.is_missing]
+    found = [each for reading in known if (each := at(reading)) is not None]
+    return _record(
+        rule, found, _NOTHING if not known else "the baseline has no value to compare with"
+    )
+
+
+def _record(rule: RuleConfig, found: Sequence[_At], nothing: str) -> Detectable:
+    worst = max(found, key=_need, default=_At(Scope(""), None, None, None, nothing))
+    return Detectable(
+        rule=rule.name,
+        metric=rule.metric,
+        statistic=rule.statistic,
+        scope=worst.scope or None,
+        num_scopes=len(found),
+        expected=worst.expected,
+        limit=worst.limit,
+        value=worst.change,
+        power=POWER,
+        reason=worst.reason,
+    )
+
+
+def _need(at: _At) -> float:
+    return math.inf if at.change is None else at.change
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """What a candidate's rules judge by."""
+
+    candidate: CandidateResult
+    floor: NoiseFloor
+    baseline: CandidateResult | None
+    family: Family
+
+    def of(self, rule: RuleConfig) -> Callable[[Reading], _At | None]:
+        """Return how the effort at a reading is found; None there: the rule sets it no limit."""
+        if rule.kind == "baseline":
+            assert self.baseline is not None
+            before = {each.scope: each.value for each in readings(self.baseline, rule)}
+            return lambda reading: self._against_baseline(rule, reading, before.get(reading.scope))
+        layers = list(readings(self.candidate, rule.model_copy(update={"scope": "layers.*"})))
+
+        def fixed(reading: Reading) -> _At:
+            limit = (
+                limits.absolute(rule)
+                if rule.kind == "absolute"
+                else limits.median_ratio(rule, reading, layers, self.floor)
+            )
+            return self._fixed(rule, reading.scope, reading.value, limit.threshold)
+
+        return fixed
+
+    def _fixed(self, rule: RuleConfig, scope: Scope, expected: float | None, limit: float) -> _At:
+        if expected is None or not math.isfinite(expected):
+            return _At(scope, None, limit, None, "what was measured is not finite")
+        noise = limits.floor_of(rule, scope, self.floor)
+        change = fixed_effort(sign(rule) * (limit - expected), noise)
+        return _At(scope, expected, limit, change)
+
+    def _against_baseline(
+        self, rule: RuleConfig, reading: Reading, before: float | None
+    ) -> _At | None:
+        comparison = comparison_of(rule, reading.scope, self.baseline)
+        if comparison is not None:
+            return self._paired(rule, comparison)
+        if before is None:
+            return None
+        limit = limits.baseline(rule, reading, before, self.floor).threshold
+        return self._fixed(rule, reading.scope, before, limit)
+
+    def _paired(self, rule: RuleConfig, comparison: Comparison) -> _At:
+        scope, expected, se = comparison.scope, comparison.baseline, comparison.se
+        allowed = limits.allowed_change(rule, scope, self.floor) + comparison.handicap
+        if comparison.lost:
+            count = len(comparison.lost)
+            return _At(
+                scope,
+                _finite(expected),
+                None,
+                None,
+                f"{count} prompts have values in only one of the runs",
+            )
+        if not comparison.is_enough:
+            missing = MIN_SAMPLES - comparison.num_prompts
+            few = f"too few prompts ({comparison.num_prompts}): {missing} more needed"
+            return _At(scope, _finite(expected), None, None, few)
+        if not all(map(math.isfinite, (expected, se, allowed))):
+            words = f"the baseline's {number(expected)} and its error {number(se)} give no limit"
+            return _At(scope, _finite(expected), None, None, words)
+        family = self.family
+        effort = paired_effort(
+            allowed, se, comparison.num_prompts, max(1, family.num_judged), family.rate
+        )
+        return _At(scope, expected, expected + sign(rule) * effort.limit, effort.change)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
