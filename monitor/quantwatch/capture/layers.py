@@ -43,6 +43,8 @@ def read_layers(
     A request is a prompt's number in the batch and positions; one reading per request, in order.
     """
     rows = torch.cat([layout.measured(n, at) for n, at in requests])
+    if not len(rows):  # a chunk of a long prompt may lie between its sampled positions
+        return [LayerReading(tuple(layers), at, {}) for _, at in requests]
     theirs, ours = (torch.cat([pair[side][rows] for pair in layers.values()]) for side in (0, 1))
     theirs, ours = comparable(theirs, ours)
     columns = {"feature_kl": feature_kl(theirs, ours)}

@@ -70,7 +70,8 @@ def observations(measured: Measured, trace: Trace, layout: Layout) -> list[Obser
         top = _top(measured.outputs.statistics, layout.spans[number])
         loads = tuple(router_loads(pairs, layout, number))
         birth = measured.births[number]
-        found.append(Observation(measured.name, prompt.index, tuple(matrices), top, birth, loads))
+        kept = tuple(m for m in matrices if m.positions is None or len(m.positions))
+        found.append(Observation(measured.name, prompt.index, kept, top, birth, loads))
     return found
 
 
@@ -166,7 +167,6 @@ def _layer_matrices(measured: Measured, number: int) -> list[TokenMatrix]:
         matrices += [
             TokenMatrix(name, reading.scopes, values, reading.positions, "extra")
             for name, values in reading.statistics.items()
-            if len(reading.positions)
         ]
     return matrices
 

@@ -8,9 +8,16 @@ import torch
 
 from quantwatch.capture.basis import incomparable, refuse_as_reference
 from quantwatch.capture.batches import Batch, plan_batches, regroup
-from quantwatch.capture.conditions import measure_conditions
+from quantwatch.capture.chunks import goes_in_chunks
+from quantwatch.capture.conditions import CONDITIONS, measure_conditions
 from quantwatch.capture.events import event_words
 from quantwatch.capture.layout import lay_out
+from quantwatch.capture.long_prompts import (
+    caches_dropped,
+    chunk_batches,
+    first_part,
+    try_chunks,
+)
 from quantwatch.capture.measure import Measurer
 from quantwatch.capture.observer import check_observer_effect, plain_logits
 from quantwatch.capture.plan import CapturePlan
@@ -44,13 +51,17 @@ def capture_suite(
     attention implementation (as "threads" and "attention"); without isolated prompts there is none.
     Nothing is kept of a prompt once it was observed, and every hook is removed however this ends.
 
+    A prompt longer than the plan's `prefill_chunk` goes in chunks (`long_prompts`).
+
     Raises:
+        ModelError: a prompt has to go in chunks and a model can't take it so.
         CaptureError: a tap didn't fire exactly once, looking changed the logits, or modules of
             reference and candidate don't take the same hidden states.
     """
     report = CaptureReport()
     _describe(models, report)
     with torch.no_grad(), ExitStack() as stack:
+        report.prefill_effect = try_chunks(models, REFERENCE, suite, plan.prefill_chunk)
         probes = _observe(models, suite.prompts[0], plan, report, stack)
         source = LiveTraceSource(probes[REFERENCE])
         others = {name: probe for name, probe in probes.items() if name != REFERENCE}
@@ -61,7 +72,10 @@ def capture_suite(
         night = _Night(source, (main, noise), suite, plan, models[REFERENCE].max_positions)
         night.run(progress)
         short = _condition_prompt(suite, plan)
-        if short is not None:
+        if short is not None and goes_in_chunks(short, plan.prefill_chunk):
+            why = f"not measurable: the scored positions begin behind {plan.prefill_chunk} tokens"
+            report.noise_floor_sources |= dict.fromkeys(CONDITIONS, why)
+        elif short is not None:
             with report.timed("floor"):
                 found = measure_conditions(probes[REFERENCE], suite.hash, short, quiet, floor)
                 report.noise_floor_sources |= found
@@ -91,12 +105,23 @@ class _Night:
         suite, plan, report = self._suite, self._plan, self._main.report
         isolated = isolated_prompts(suite, plan.isolated_fraction)
         floor = self._floor_prompts(isolated)
-        batches = plan_batches(suite.prompts, isolated, plan.batch_tokens)
+        size = plan.prefill_chunk
+        long = [prompt for prompt in suite.prompts if goes_in_chunks(prompt, size)]
+        short = [prompt for prompt in suite.prompts if not goes_in_chunks(prompt, size)]
+        batches = plan_batches(short, isolated, plan.batch_tokens)
         report.num_padding_tokens = sum(batch.num_padding for batch in batches)
+        report.chunked_prompts = len(long)
         again = sum(self._floor_length(p) for p in suite.prompts if p.index in floor)
         progress.start("measure", suite.num_tokens * (1 + len(self._main.probes)) + again)
         for batch in batches:
             self._measure(batch, progress, with_floor=batch.prompts[0].index in floor)
+        probes = (*self._main.probes.values(), *self._noise.probes.values())
+        for prompt in sorted(long, key=lambda p: (len(p.token_ids), p.index)):
+            chunks = chunk_batches(prompt, size, isolated=prompt.index in isolated)
+            with caches_dropped(probes):
+                for batch in chunks:
+                    again_here = batch.isolated and prompt.index in floor
+                    self._measure(batch, progress, with_floor=again_here)
 
     def _floor_prompts(self, isolated: frozenset[int]) -> frozenset[int]:
         chosen = tuple(prompt for prompt in self._suite.prompts if prompt.index in isolated)
@@ -104,7 +129,10 @@ class _Night:
         return isolated_prompts(replace(self._suite, prompts=chosen), fraction)
 
     def _floor_length(self, prompt: Prompt) -> int:
-        return min(prompt.score_start + self._plan.floor_tokens, len(prompt.token_ids))
+        """Return the tokens on which the floor is measured: none if none of them is scored."""
+        part = first_part(prompt, self._plan.prefill_chunk)
+        count = min(part.score_start + self._plan.floor_tokens, len(part.token_ids))
+        return count if part.num_scored else 0
 
     def _measure(self, batch: Batch, progress: Progress, *, with_floor: bool) -> None:
         """Measure one batch. Its trace ends with this call, before the next one begins."""
