@@ -89,11 +89,12 @@ def _output_matrices(outputs: Outputs, layout: Layout, number: int) -> list[Toke
     if outputs.leaked_mass is not None:
         leaked = _numpy([outputs.leaked_mass[span]])
         matrices.append(TokenMatrix("leaked_mass", (MODEL,), leaked))
-    before_last = np.arange(prompt.score_start, len(prompt.token_ids) - 1)
-    if len(before_last):
-        part = slice(span.start, span.stop - 1)
+    known = int((layout.targets[span] >= 0).sum())  # all but a prompt's last
+    if known:
+        part = slice(span.start, span.start + known)
+        at = np.arange(prompt.score_start, prompt.score_start + known)
         matrices += [
-            TokenMatrix(name, (MODEL,), _numpy([getattr(statistics, name)[part]]), before_last)
+            TokenMatrix(name, (MODEL,), _numpy([getattr(statistics, name)[part]]), at)
             for name in _WITH_TARGET
         ]
     return matrices

@@ -26,6 +26,7 @@ from quantwatch.domain import (
     TopLogits,
 )
 from quantwatch.metrics.loads import LoadCounts
+from quantwatch.metrics.pieces import Kept, Pieces, Positions, check_turn
 from quantwatch.metrics.registry import METRICS
 from quantwatch.metrics.spool import Slot, Spool
 from quantwatch.metrics.statistics import PromptValues, partials, summarize
@@ -33,10 +34,6 @@ from quantwatch.metrics.statistics import PromptValues, partials, summarize
 _GROUP_BYTES = 32 << 20
 """Scopes are read in groups of about this many bytes."""
 _DOUBLE = {"cosine", "router_overlap", "router_weight_l1"}
-
-Positions = NDArray[np.int64]
-Kept = dict[int, tuple[Slot, Positions | None]]
-
 
 @dataclass(slots=True)
 class _Series:
@@ -54,17 +51,22 @@ class Aggregator:
         self._prompts = {prompt.index: prompt for prompt in suite.prompts}
         self._spool = Spool(folder)
         self._series: dict[tuple[str, str], dict[tuple[Scope, ...], _Series]] = {}
-        self._top: dict[str, dict[int, Slot]] = {}
+        self._top: dict[str, dict[int, list[Slot]]] = {}
         self._nonfinite: dict[str, NonFinite] = {}
         self._loads: dict[str, LoadCounts] = {}
 
     def observe(self, observation: Observation) -> None:
-        """Take one candidate's measurements on one prompt. Raises ValueError on a second time."""
+        """Take one candidate's measurements on one prompt, or on a piece of it.
+
+        Raises ValueError on a second time, and for a piece that isn't the next one.
+        """
         for matrix in observation.matrices:
-            self._keep(observation.candidate, observation.prompt, matrix)
+            self._keep(observation, matrix)
         if observation.top is not None:
             slots = self._top.setdefault(observation.candidate, {})
-            slots[observation.prompt] = self._spool.append(_stack(observation.top))
+            slots.setdefault(observation.prompt, []).append(
+                self._spool.append(_stack(observation.top))
+            )
         for load in observation.loads:
             self._loads.setdefault(observation.candidate, LoadCounts()).add(load)
         found = observation.first_nonfinite
@@ -98,32 +100,34 @@ class Aggregator:
                 yield self._per_prompt(candidate, metric, tuple(groups.values()))
                 if METRICS[metric].token_block:
                     yield from self._per_token(candidate, metric, tuple(groups.values()))
-        for prompt, slot in sorted(self._top.get(candidate, {}).items()):
-            values = self._spool.read(slot).astype(np.float64)
+        for prompt, slots in sorted(self._top.get(candidate, {}).items()):
+            values = self._spool.read_joined(slots, axis=1).astype(np.float64)
             yield Block(candidate, "topk", "logits", prompt, (MODEL,), values)
 
-    def _keep(self, candidate: str, prompt: int, matrix: TokenMatrix) -> None:
-        groups = self._series.setdefault((candidate, matrix.metric), {})
+    def _keep(self, observation: Observation, matrix: TokenMatrix) -> None:
+        prompt = observation.prompt
+        groups = self._series.setdefault((observation.candidate, matrix.metric), {})
         series = groups.setdefault(matrix.scopes, _Series(matrix.scopes))
         kept = series.samples if matrix.role == "sample" else series.extras
-        if prompt in kept:
-            raise ValueError(
-                f"{matrix.metric} of {candidate} on prompt {prompt} was observed twice"
-            )
+        known = kept.get(prompt)
+        check_turn(known, observation, matrix)
         double = matrix.scopes == (MODEL,) or matrix.metric in _DOUBLE
         slot = self._spool.append(matrix.values.astype(np.float64 if double else np.float32))
-        kept[prompt] = (slot, matrix.positions)
+        pieces = known or kept.setdefault(prompt, Pieces([], []))
+        pieces.slots.append(slot)
+        if matrix.positions is not None:
+            pieces.at.append(matrix.positions)
 
     def _summaries(self, metric: str, series: _Series) -> Iterator[Measurement]:
         worst: Literal["max", "min"] = "min" if METRICS[metric].direction == "higher" else "max"
         in_order = sorted(series.samples.items())
-        per_scope = max(1, sum(int(slot.shape[-1]) * 8 for _, (slot, _) in in_order))
+        per_scope = max(1, sum(pieces.num_columns * 8 for _, pieces in in_order))
         step = max(1, _GROUP_BYTES // per_scope)
         for first in range(0, len(series.scopes), step):
             group = series.scopes[first : first + step]
             read = [
-                (p, self._spool.read(slot, first, first + len(group)), at)
-                for p, (slot, at) in in_order
+                (p, self._spool.read_joined(each.slots, first, first + len(group)), each.positions)
+                for p, each in in_order
             ]
             for row, scope in enumerate(group):
                 parts = [
@@ -137,9 +141,9 @@ class Aggregator:
         if len(series.samples) < len(self._prompts):
             return "sampled prompts"
         counts = (
-            (len(at), self._prompts[p].num_scored)
-            for p, (_, at) in series.samples.items()
-            if at is not None
+            (pieces.num_columns, self._prompts[p].num_scored)
+            for p, pieces in series.samples.items()
+            if pieces.at
         )
         return (
             "sampled positions"
@@ -161,7 +165,8 @@ class Aggregator:
         for series in groups:
             for row, prompt in enumerate(sorted(self._prompts)):
                 if prompt in series.samples:
-                    part = self._spool.read(series.samples[prompt][0]).astype(np.float64)
+                    kept = self._spool.read_joined(series.samples[prompt].slots)
+                    part = kept.astype(np.float64)
                     values[row, first : first + len(part)] = partials(part)
             first += len(series.scopes)
         return Block(candidate, "per_prompt", metric, None, scopes, values)
@@ -179,9 +184,9 @@ class Aggregator:
                 rows = np.arange(first, first + len(series.scopes))[:, None]
                 for kept in (series.extras, series.samples):
                     if prompt in kept:
-                        slot, positions = kept[prompt]
-                        at = self._positions(prompt, positions)
-                        values[rows, at], missing[rows, at] = self._spool.read(slot), False
+                        at = self._positions(prompt, kept[prompt].positions)
+                        values[rows, at] = self._spool.read_joined(kept[prompt].slots)
+                        missing[rows, at] = False
                 first += len(series.scopes)
             if not missing.all():
                 yield Block(candidate, "per_token", metric, prompt, scopes, values, missing)

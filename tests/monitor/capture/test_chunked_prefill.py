@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from quantwatch.capture.plan import CapturePlan
-from quantwatch.domain import Scope, Suite
+from quantwatch.domain import Scope
 from quantwatch.errors import CaptureError, ModelError
 
 PLAN = CapturePlan(batch_tokens=64, lens_positions=32, isolated_fraction=1.0, worst_positions=2)
-CHUNKS = CapturePlan(**{name: getattr(PLAN, name) for name in PLAN.__slots__} | {"prefill_chunk": 8})
+_FLOAT32_INSIDE = {"bloom", "deepseek-v3", "gemma2"}
+"""Their softmax or their router is float32 whatever the model is."""
 _EVERYWHERE = {"llama", "gpt2", "gemma2", "gemma3", "deepseek-v3", "bloom", "opt", "mixtral"}
 
 
@@ -37,37 +38,45 @@ def with_chunk(size: int | None, **changes: Any) -> CapturePlan:
     return CapturePlan(**{**names, **changes, "prefill_chunk": size})
 
 
-def assert_equal(ours: dict[Any, Any], theirs: dict[Any, Any], tolerance: float) -> None:
+def doubled(kit: Any, kind: str, amount: float = 0.01) -> tuple[Any, dict[str, Any]]:
+    """Return a model and a candidate that compute in float64; logits are float32, as the heads'."""
+    model = kit.build(kind)
+    if kind in ("mixtral", "deepseek-v3"):
+        model.set_experts_implementation("eager")  # the others know no float64
+    pair = model, kit.perturb(model, amount)
+    reference, candidate = (kit.load(each.double(), dtype=torch.float32) for each in pair)
+    return reference, {"c": candidate}
+
+
+def assert_equal(ours: dict[Any, Any], theirs: dict[Any, Any], taps: float = 1e-9) -> None:
+    """Hold everything but isolated errors to `taps`, what comes from float32 logits to 1e-5."""
+    ours, theirs = (
+        {key: row for key, row in each.items() if key[0] != "isolated_error"}
+        for each in (ours, theirs)
+    )
     assert ours.keys() == theirs.keys()
     for key, row in theirs.items():
-        if key[0] == "isolated_error":  # of the first chunk only
-            assert set(ours[key]) <= set(row) | set(range(8)), key
-            continue
         assert ours[key].keys() == row.keys(), key
         a, b = (np.array([each[at] for at in sorted(row)]) for each in (ours[key], row))
-        if key[0] in ("sqnr_db", "headroom_bits"):
-            tolerance_here = 1e-4 if tolerance > 1e-6 else 1e-7
-        else:
-            tolerance_here = tolerance
-        np.testing.assert_allclose(a, b, rtol=tolerance_here, atol=tolerance_here, err_msg=str(key))
+        from_logits = key[1] in ("model", "head") or key[0] == "lens_kl" or "topk" in key[0]
+        tolerance = 1e-5 if from_logits else taps
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance / 10, err_msg=str(key))
 
 
 @pytest.mark.parametrize("size", [1, 5, 8, 29])
 def test_float64_chunks_equal_one_pass(kit: Any, size: int) -> None:
     """Would catch wrong positions, masks, targets or samples. 29 leaves one token in the last."""
-    model = kit.build("llama").double()
-    suite = kit.suite([30])
-    pair = {"c": kit.perturb(model)}
-    whole = joined(kit.capture(model, pair, suite, with_chunk(None)), 0)
-    pieces = joined(kit.capture(model, pair, suite, with_chunk(size)), 0)
-    assert_equal(pieces, whole, 1e-9)
+    model, pair = doubled(kit, "llama")
+    captured = (kit.capture(model, pair, kit.suite([30]), with_chunk(each)) for each in (None, size))
+    whole, pieces = (joined(each, 0) for each in captured)
+    assert_equal(pieces, whole)
 
 
 def test_extras_are_the_worst_of_the_whole_prompt(kit: Any) -> None:
     """Would catch a worst position per chunk, or one that a later chunk took the place of."""
-    model = kit.build("llama").double()
-    whole = joined(kit.capture(model, {"c": kit.perturb(model)}, kit.suite([40]), with_chunk(None)), 0)
-    pieces = joined(kit.capture(model, {"c": kit.perturb(model)}, kit.suite([40]), with_chunk(6)), 0)
+    model, pair = doubled(kit, "llama")
+    captured = (kit.capture(model, pair, kit.suite([40]), with_chunk(each)) for each in (None, 6))
+    whole, pieces = (joined(each, 0) for each in captured)
     key = ("lens_kl", "layers.1", "extra")
     assert len(whole[key]) == 2
     assert pieces[key].keys() == whole[key].keys()
@@ -76,11 +85,11 @@ def test_extras_are_the_worst_of_the_whole_prompt(kit: Any) -> None:
 @pytest.mark.parametrize("kind", sorted(_EVERYWHERE))
 def test_architectures_go_in_chunks(kit: Any, kind: str) -> None:
     """Would catch a sliding window, a latent cache or a learned position that counts from 0 again."""
-    model = kit.build(kind).double()
-    suite, pair = kit.suite([20]), {"c": kit.perturb(model)}
+    model, pair = doubled(kit, kind)
+    suite = kit.suite([20])
     plans = (with_chunk(None, isolated_fraction=0), with_chunk(7, isolated_fraction=0))
     whole, pieces = (kit.capture(model, pair, suite, plan) for plan in plans)
-    assert_equal(joined(pieces, 0), joined(whole, 0), 1e-9)
+    assert_equal(joined(pieces, 0), joined(whole, 0), 1e-5 if kind in _FLOAT32_INSIDE else 1e-9)
     assert pieces.report.num_forwards == {"reference": 4, "c": 4}  # the observer's and three
     for fired in pieces.report.firings.values():
         assert fired == {"reference": 4, "c": 4}
@@ -90,12 +99,13 @@ def test_only_long_prompts_go_in_chunks(kit: Any) -> None:
     """Would catch other numbers for prompts that are short enough: they are the same bits."""
     model = kit.build("llama")
     suite, pair = kit.suite([8, 30, 5, 7]), {"c": kit.perturb(model)}
-    plans = (with_chunk(None, isolated_fraction=0.3), with_chunk(8, isolated_fraction=0.3))
+    same = {"isolated_fraction": 0.3, "batch_tokens": 16}
+    plans = (with_chunk(None, **same), with_chunk(16, **same))
     whole, pieces = (kit.capture(model, pair, suite, plan) for plan in plans)
     for prompt in (0, 2, 3):
         assert joined(pieces, prompt) == joined(whole, prompt)
     offsets = [o.offset for o in pieces.sink.observations if o.prompt == 1]
-    assert offsets == [0, 8, 16, 24]
+    assert offsets == [0, 16]
     assert pieces.report.chunked_prompts == 1
     assert pieces.steps.done == pieces.steps.total
 
@@ -111,11 +121,8 @@ def test_a_plan_over_a_suite_of_short_prompts_is_todays(kit: Any) -> None:
 
 def test_isolated_errors_and_floor_are_of_the_first_chunk(kit: Any) -> None:
     """Would catch attention that is run again on a cache that already holds its tokens."""
-    model = kit.build("llama").double()
-    pair = {"c": kit.perturb(model)}
-    pieces = kit.capture(model, pair, kit.suite([30]), with_chunk(12))
-    head = Suite("head", "ab" * 32, (kit.suite([30]).prompts[0],))
-    whole = kit.capture(model, pair, head, with_chunk(None))
+    model, pair = doubled(kit, "llama")
+    pieces, whole = (kit.capture(model, pair, kit.suite([30]), with_chunk(n)) for n in (12, None))
     ours, theirs = joined(pieces, 0), joined(whole, 0)
     for scope in ("layers.0", "layers.2.attention", "layers.1.mlp", "embedding"):
         key = ("isolated_error", scope, "sample")
@@ -129,12 +136,11 @@ def test_isolated_errors_and_floor_are_of_the_first_chunk(kit: Any) -> None:
 @pytest.mark.parametrize("start", [5, 8, 21])
 def test_scoring_may_begin_in_any_chunk(kit: Any, start: int) -> None:
     """Would catch an empty chunk that fails, or positions that count from its start."""
-    model = kit.build("llama").double()
-    suite, pair = kit.suite([26], score_start=start), {"c": kit.perturb(model)}
+    model, pair = doubled(kit, "llama")
+    suite = kit.suite([26], score_start=start)
     whole, pieces = (kit.capture(model, pair, suite, with_chunk(size)) for size in (None, 8))
     ours, theirs = joined(pieces, 0), joined(whole, 0)
-    shifted = {k: v for k, v in theirs.items() if k[0] != "isolated_error"}
-    assert_equal({k: v for k, v in ours.items() if k[0] != "isolated_error"}, shifted, 1e-9)
+    assert_equal(ours, theirs)
     has_isolated = any(key[0] == "isolated_error" for key in ours)
     assert has_isolated == (start < 8)
     if start >= 8:
@@ -153,9 +159,6 @@ def test_first_nonfinite_value_is_the_prompts(kit: Any) -> None:
         changed[torch.tensor([[int(i) == ids[20] for i in args[0][0]]])] = float("nan")
         return changed
 
-    candidate.model.layers[2].mlp.register_forward_hook(
-        lambda _, __, output: torch.where(torch.rand(1) < 2, output, output)
-    )
     candidate.model.embed_tokens.register_forward_hook(spoil)
     found = []
     for size in (None, 8):
@@ -168,8 +171,7 @@ def test_first_nonfinite_value_is_the_prompts(kit: Any) -> None:
 
 def test_routers_choices_add_up(kit: Any) -> None:
     """Would catch loads of one chunk only, or a router that is unknown because it fires per chunk."""
-    model = kit.build("mixtral").double()
-    pair = {"c": kit.perturb(model, 0.1)}
+    model, pair = doubled(kit, "mixtral", 0.1)
     counts = []
     for size in (None, 7):
         captured = kit.capture(model, pair, kit.suite([30]), with_chunk(size, isolated_fraction=0))
