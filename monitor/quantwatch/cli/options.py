@@ -39,6 +39,9 @@ ReferenceDtype = Annotated[Dtype, typer.Option(help="Computing dtype of REF.")]
 CandidateDtype = Annotated[Dtype | None, typer.Option(help="… of CAND; REF's when absent.")]
 Executed = Annotated[Execution, typer.Option(help="How a --recipe is computed.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
+Chunk = Annotated[
+    int | None, typer.Option("--prefill-chunk", min=1, help="Longer prompts go in such chunks.")
+]
 Beyond = Annotated[
     bool, typer.Option("--allow-beyond-context", help="Measure prompts beyond the context.")
 ]

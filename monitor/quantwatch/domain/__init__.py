@@ -21,6 +21,7 @@ from quantwatch.domain.observations import (
     TokenMatrix,
     TopLogits,
 )
+from quantwatch.domain.positions import BY_POSITION, PositionRange, ranges_of
 from quantwatch.domain.results import (
     UNDECIDED,
     Alert,
@@ -47,6 +48,7 @@ from quantwatch.domain.words import (
 )
 
 __all__ = [
+    "BY_POSITION",
     "EMBEDDING",
     "FINAL_NORM",
     "HEAD",
@@ -71,6 +73,7 @@ __all__ = [
     "Measurement",
     "NonFinite",
     "Observation",
+    "PositionRange",
     "Progress",
     "Prompt",
     "Restoration",
@@ -88,5 +91,6 @@ __all__ = [
     "Verdict",
     "is_layer",
     "layer_index",
+    "ranges_of",
     "reason_words",
 ]

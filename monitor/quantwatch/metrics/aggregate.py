@@ -20,11 +20,14 @@ from quantwatch.domain import (
     Measurement,
     NonFinite,
     Observation,
+    PositionRange,
     Scope,
     Suite,
     TokenMatrix,
     TopLogits,
 )
+from quantwatch.metrics.by_position import METRICS as METRICS_BY_POSITION
+from quantwatch.metrics.by_position import by_position
 from quantwatch.metrics.loads import LoadCounts
 from quantwatch.metrics.pieces import Kept, Pieces, Positions, check_turn
 from quantwatch.metrics.registry import METRICS
@@ -87,6 +90,18 @@ class Aggregator:
                     rows.extend(self._summaries(metric, series))
         loads = self._loads.get(candidate)
         return (*rows, *(() if loads is None else loads.measurements()))
+
+    def by_position(self, candidate: str) -> Iterator[PositionRange]:
+        """Yield the mean KL of a candidate in ranges of positions, metric by metric."""
+        for metric in METRICS_BY_POSITION:
+            groups = self._series.get((candidate, metric), {})
+            yield from by_position(metric, [p for each in groups.values() for p in self._rows(each)])
+
+    def _rows(self, series: _Series) -> Iterator[PromptValues]:
+        """Yield each prompt's values, the mean over the scopes of those at one position."""
+        for prompt, pieces in sorted(series.samples.items()):
+            values = self._spool.read_joined(pieces.slots).astype(np.float64).mean(axis=0)
+            yield PromptValues(prompt, values, self._positions(prompt, pieces.positions))
 
     def per_prompt(self, candidate: str, metric: str) -> Block | None:
         """Return the sums of every prompt and scope, None when the metric wasn't measured."""

@@ -8,6 +8,7 @@ from itertools import chain
 
 import torch
 
+from quantwatch.capture.long_prompts import try_chunks
 from quantwatch.capture.report import CaptureReport
 from quantwatch.capture.side_by_side import capture_suite
 from quantwatch.config.schema import VariantConfig
@@ -76,7 +77,8 @@ def measure_models(
     floor, spool = NoiseFloor(), request.cache_dir / "spool"
     with pinned_threads(request.check.threads), Aggregator(suite, spool) as sink:
         loaded = {REFERENCE: models.reference, **models.candidates}
-        report = capture_suite(loaded, suite, request.plan, sink, floor, progress)
+        plan = request.plan.over(suite)
+        report = capture_suite(loaded, suite, plan, sink, floor, progress)
         timings = dict(report.timings_s)
         yield Measured(suite, models, report, sink, floor.values, timings, floor.largest())
 
@@ -115,6 +117,7 @@ def _load_candidates(request: RunRequest, reference: LoadedModel, suite: Suite) 
             model = load_one(request, config.name, config)
             seen = overlap_notes(suite, model.calibrated_on)
             notes[config.name] = (*seen, *check_compatible(reference, model))
+            try_chunks({config.name: model}, REFERENCE, suite, request.plan.prefill_chunk)
             loaded[config.name] = model
         except UserError as error:
             failures[config.name] = error
