@@ -1,8 +1,8 @@
 """Pieces of a prompt that is too long to go through the models at once.
 
-A trace holds every tap's hidden states, so a prompt of 32,768 tokens would take 128 times the memory
-of one of 256. In chunks of C tokens each model keeps its keys and values and nothing else: what a
-chunk leaves is compared, handed on and forgotten.
+A trace holds every tap's hidden states, so a prompt of 32,768 tokens would take 128 times the
+memory of one of 256. In chunks each model keeps its keys and values and nothing else: what a chunk
+leaves is compared, handed on and forgotten.
 """
 
 from collections.abc import Iterator

@@ -42,7 +42,7 @@ class Joined:
     def worst_here(self, chunk: Chunk, kl: Positions, sampled: Positions) -> Positions:
         """Return which positions of a chunk are among the worst so far, from its own start on.
 
-        `kl` [P] covers its scored positions; sampled ones never count. A NaN is worse than anything.
+        `kl` [P] covers its scored positions; sampled ones never count, a NaN is worse than all.
         """
         start = chunk.piece.score_start
         badness = np.where(np.isnan(kl), np.inf, kl)
@@ -65,9 +65,9 @@ class Joined:
     def note_birth(
         self, name: str, chunk: Chunk, scopes: Sequence[Scope], found: NonFinite | None
     ) -> NonFinite | None:
-        """Note a model's first non-finite value in a chunk; the earliest scope, then position, wins.
+        """Note a model's first non-finite value in a chunk: the earliest scope, then position, wins.
 
-        `scopes` are all places in forward order. Return the prompt's with its last chunk, else None.
+        `scopes` are all places in forward order. Return the prompt's with its last chunk.
         """
         if found is not None:
             self._note(name, chunk, scopes, found)

@@ -1,10 +1,10 @@
 """Measure a prompt in chunks: every model runs on each chunk once and goes on from its own cache.
 
 What depends on a chunk's tokens alone is measured as on any prompt. Isolated errors, and the noise
-floor that needs them, are measured on the first chunk of an isolated prompt only: a module is fed the
-reference's input there, and behind the first chunk its attention would have to attend to what it
-would itself have made of the reference's earlier inputs, a second cache of every model. Nothing later
-can change the first chunk's numbers, so they are what a pass over those tokens alone gives.
+floor that needs them, are measured on the first chunk of an isolated prompt only: a module is fed
+the reference's input there, and behind the first chunk its attention would have to see what it
+would itself have made of the reference's earlier inputs, a second cache of every model. Nothing
+later can change the first chunk's numbers, so they are what a pass over those tokens alone gives.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -58,5 +58,3 @@ def try_chunks(
         name: prefill_effect(model, longest, is_reference=name == reference)
         for name, model in models.items()
     }
-
-

@@ -36,7 +36,7 @@ class CapturePlan:
 
     @property
     def sha(self) -> str:
-        """SHA-256 of the plan and the capture version; without a chunk, as before there were any."""
+        """SHA-256 of plan and capture version; without a chunk it is as before there were any."""
         parts = asdict(self)
         if self.prefill_chunk is None:
             del parts["prefill_chunk"]

@@ -38,6 +38,7 @@ _GROUP_BYTES = 32 << 20
 """Scopes are read in groups of about this many bytes."""
 _DOUBLE = {"cosine", "router_overlap", "router_weight_l1"}
 
+
 @dataclass(slots=True)
 class _Series:
     """One metric of one candidate at a group of scopes that arrive together, by prompt."""
@@ -95,7 +96,8 @@ class Aggregator:
         """Yield the mean KL of a candidate in ranges of positions, metric by metric."""
         for metric in METRICS_BY_POSITION:
             groups = self._series.get((candidate, metric), {})
-            yield from by_position(metric, [p for each in groups.values() for p in self._rows(each)])
+            parts = [part for each in groups.values() for part in self._rows(each)]
+            yield from by_position(metric, parts)
 
     def _rows(self, series: _Series) -> Iterator[PromptValues]:
         """Yield each prompt's values, the mean over the scopes of those at one position."""

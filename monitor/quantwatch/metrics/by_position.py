@@ -1,12 +1,13 @@
 """KL by position: does a candidate fall behind the further a text goes?
 
 Ranges are 0–15, then 16–31, 32–63, 64–127, …: each twice as long as the one before, so that twelve
-of them reach 32,768 and each holds as many tokens as all earlier ones together. The means are of the
-measured values themselves (in float64), not of the stored blocks: those are rounded, and hold
-the worst positions beside the sampled ones, which would bias a mean.
+of them reach 32,768 and each holds as many tokens as all earlier ones together. The means are of
+the measured values themselves, not of the stored blocks: those are rounded, and hold the worst
+positions beside the sampled ones, which would bias a mean.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -31,7 +32,7 @@ def by_position(metric: str, parts: Sequence[PromptValues]) -> Iterator[Position
     """Yield the ranges in which a position was measured; `parts` in prompt order."""
     last = max((int(part.positions.max()) for part in parts if len(part.positions)), default=-1)
     starts = edges(last + 1)
-    for first, stop in zip(starts, starts[1:], strict=False):
+    for first, stop in pairwise(starts):
         within = [_within(part, first, stop) for part in parts]
         here = [part for part in within if part.values.size]
         if here:

@@ -67,7 +67,9 @@ def assert_equal(ours: dict[Any, Any], theirs: dict[Any, Any], taps: float = 1e-
 def test_float64_chunks_equal_one_pass(kit: Any, size: int) -> None:
     """Would catch wrong positions, masks, targets or samples. 29 leaves one token in the last."""
     model, pair = doubled(kit, "llama")
-    captured = (kit.capture(model, pair, kit.suite([30]), with_chunk(each)) for each in (None, size))
+    captured = (
+        kit.capture(model, pair, kit.suite([30]), with_chunk(each)) for each in (None, size)
+    )
     whole, pieces = (joined(each, 0) for each in captured)
     assert_equal(pieces, whole)
 
@@ -162,7 +164,9 @@ def test_first_nonfinite_value_is_the_prompts(kit: Any) -> None:
     candidate.model.embed_tokens.register_forward_hook(spoil)
     found = []
     for size in (None, 8):
-        captured = kit.capture(model, {"c": candidate}, suite, with_chunk(size, isolated_fraction=0))
+        captured = kit.capture(
+            model, {"c": candidate}, suite, with_chunk(size, isolated_fraction=0)
+        )
         births = [o.first_nonfinite for o in captured.sink.observations if o.first_nonfinite]
         found.append((births, captured.report.first_nonfinite))
     assert found[0] == found[1]
@@ -218,7 +222,9 @@ def test_a_model_that_counts_wrongly_is_refused(kit: Any) -> None:
     wrong = kit.perturb(model, 0.0)
     forward = wrong.forward
 
-    def forgets(input_ids: Any = None, cache: Any = None, use_cache: Any = None, **more: Any) -> Any:
+    def forgets(
+        input_ids: Any = None, cache: Any = None, use_cache: Any = None, **more: Any
+    ) -> Any:
         return forward(input_ids=input_ids, **more)
 
     wrong.forward = forgets

@@ -158,7 +158,11 @@ def pieces_of(whole: Observation, size: int) -> Iterator[Observation]:
         stop, matrices = min(start + size, length), []
         for matrix in whole.matrices:
             at = matrix.positions
-            here = np.arange(start, stop) if at is None else np.flatnonzero((at >= start) & (at < stop))
+            here = (
+                np.arange(start, stop)
+                if at is None
+                else np.flatnonzero((at >= start) & (at < stop))
+            )
             if matrix.role == "extra":
                 here = np.arange(len(matrix.values[0])) if stop == length else here[:0]
             if len(here):
@@ -195,9 +199,11 @@ def test_pieces_give_the_same_bits(tmp_path: Path, filled: Aggregator, size: int
 def test_pieces_out_of_turn_are_refused(tmp_path: Path, order: tuple[int, int]) -> None:
     """Catches a shard that loses or repeats a piece."""
     found = list(pieces_of(observation(0), 1))
-    with Aggregator(suite(), tmp_path) as sink, pytest.raises(ValueError, match="was due"):
-        for number in order:
-            sink.observe(found[number])
+    with Aggregator(suite(), tmp_path) as sink:
+        if order[0] == 0:
+            sink.observe(found[0])
+        with pytest.raises(ValueError, match="was due"):
+            sink.observe(found[order[0] or order[1]])
 
 
 def test_positions_of_pieces_only_grow(tmp_path: Path) -> None:
