@@ -141,7 +141,8 @@ def prefill_effect(model: LoadedModel, prompt: Prompt, *, is_reference: bool) ->
     """
     ids = torch.tensor([prompt.token_ids[: sum(_TRIED)]], device=model.device)
     try:
-        whole, pieces = _logits(model, ids), _in_pieces(model, prompt, ids)
+        with torch.no_grad():
+            whole, pieces = _logits(model, ids), _in_pieces(model, prompt, ids)
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
         if isinstance(error, ModelError):
             raise
