@@ -65,7 +65,7 @@ class Joined:
     def note_birth(
         self, name: str, chunk: Chunk, scopes: Sequence[Scope], found: NonFinite | None
     ) -> NonFinite | None:
-        """Note a model's first non-finite value in a chunk: the earliest scope, then position, wins.
+        """Note a model's first non-finite value in a chunk: the first scope, then position, wins.
 
         `scopes` are all places in forward order. Return the prompt's with its last chunk.
         """

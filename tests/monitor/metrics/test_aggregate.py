@@ -171,7 +171,7 @@ def pieces_of(whole: Observation, size: int) -> Iterator[Observation]:
                 matrices.append(
                     TokenMatrix(matrix.metric, matrix.scopes, values, positions, matrix.role)
                 )
-        top = TopLogits(*(np.full((stop - start, 2), fill) for fill in (7, 1.5, 8, 2.5, 0.5)))  # type: ignore[arg-type]
+        top = TopLogits(*(np.full((stop - start, 2), fill) for fill in (7, 1.5, 8, 2.5, 0.5)))
         yield Observation(whole.candidate, whole.prompt, tuple(matrices), top, offset=start)
 
 

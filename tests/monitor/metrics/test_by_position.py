@@ -1,6 +1,7 @@
 """KL by position: every position in one range, means and errors against a plain computation."""
 
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -50,15 +51,15 @@ def test_every_position_is_in_one_range(prompts: list[list[float]]) -> None:
     assert sum(each.n for each in found) == len(everything)
     total = math.fsum(each.n * (each.mean or 0.0) for each in found)
     assert total == pytest.approx(math.fsum(everything), rel=1e-12, abs=1e-12)
-    assert all(a.last + 1 == b.first for a, b in zip(found, found[1:], strict=False))
+    assert all(a.last + 1 == b.first for a, b in pairwise(found))
 
 
 def test_mean_and_error_of_a_range() -> None:
     """Catches errors as if tokens of one prompt were independent, or prompts that don't reach."""
     long, short = [1.0] * 16 + [2.0, 4.0], [3.0] * 16
     first, second = by_position("logit_kl", [part(0, long), part(1, short)])
-    assert first == PositionRange("logit_kl", 0, 15, 32, 0, 2.0, pytest.approx(1.0))
-    # r = ±16: √(2 · (16² + 16²)) ÷ 32
+    assert first.se == pytest.approx(1.0)  # r = ±16: √(2 · (16² + 16²)) ÷ 32
+    assert first == PositionRange("logit_kl", 0, 15, 32, 0, 2.0, first.se)
     assert second == PositionRange("logit_kl", 16, 31, 2, 0, 3.0, None)
 
 

@@ -98,17 +98,16 @@ def test_a_candidate_that_can_not_fails_alone(
     serve_through_(served, scheme_named("int8"), gains=None)
     modules = {"plain": pair[1], "served": served}
     suite: Suite = suite_from_token_ids(IDS.tolist())
-    one = {"factory": "a:b", "allow_code": True}
-    check = CheckConfig(
-        reference=one,
-        candidates=[{**one, "name": name} for name in modules],
-        suite="core-v1",
-        prefill_chunk=16,
-    )
+    one: Any = {"factory": "a:b", "allow_code": True}
+    named: Any = {"candidates": [{**one, "name": name} for name in modules], "suite": "core-v1"}
+    check = CheckConfig(reference=one, **named, prefill_chunk=16)
     monkeypatch.setattr(measure, "load_one", lambda _, name, __: from_module(name, modules[name]))
     request = RunRequest("n", check, tmp_path, tmp_path)
     found = measure._load_candidates(request, from_module("reference", pair[0], None), suite)
     assert list(found.candidates) == ["plain"]
-    assert "can't go through it in chunks: this attention takes whole texts" in found.failures["served"]
+    assert (
+        "can't go through it in chunks: this attention takes whole texts"
+        in found.failures["served"]
+    )
     with pytest.raises(ModelError, match="unset prefill_chunk"):
         compared((pair[0], served), prefill_chunk=16)
