@@ -18,6 +18,7 @@ from quantwatch_dashboard.views import (
     run_details,
     run_inside,
     run_layers,
+    run_positions,
     run_state,
 )
 
@@ -95,6 +96,7 @@ def _figures(result: RunResult, lead: CandidateResult) -> None:
     )
     st.html(side_by_side(result))
     run_layers.show(result, lead, run_inside.chosen_layer(result))
+    run_positions.show(result)
 
 
 def _alerts(result: RunResult) -> None:

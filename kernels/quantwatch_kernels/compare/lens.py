@@ -5,9 +5,8 @@ n rows, H hidden width, V ids.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeGuard, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,86 +18,13 @@ from quantwatch_kernels.compare.lens_native import (
     fused_sums_of_many,
     why_not_native,
 )
+from quantwatch_kernels.compare.readout import Readout, why_not_a_product, why_not_pieces
 from quantwatch_kernels.compare.rows import check_pair, kl_rows
 from quantwatch_kernels.compare.topk import top_k
-from quantwatch_kernels.compare.workspace import workspace
 from quantwatch_kernels.quantize.triton.available import triton_why_not
 from quantwatch_kernels.registry import Op
 
 __all__ = ["LensStatistics", "Readout", "lens_kl", "lens_statistics"]
-
-
-@dataclass(frozen=True, slots=True)
-class Readout:
-    """How a model turns a hidden state into logits: norm, head, scale, soft-capping, cut."""
-
-    norm: Callable[[Tensor], Tensor]
-    head: Callable[[Tensor], Tensor]
-    scale: float = 1.0
-    """Multiplies the head's output."""
-    softcap: float | None = None
-    """c·tanh(logits/c), after the scale."""
-    width: int | None = None
-    """Only the first `width` ids are kept: the shared vocabulary."""
-
-    def logits(self, h: Tensor, *, into: str | None = None) -> Tensor:
-        """Read hidden states [n, H] of any float dtype off as float32 logits [n, V]."""
-        return self.head_logits(self.normed(h), into=into)
-
-    def head_logits(self, normed: Tensor, *, into: str | None = None) -> Tensor:
-        """Read normed hidden states [n, H] off as float32 logits [n, V].
-
-        With `into`, the name of a workspace buffer, a plain head writes there: the logits are valid
-        until the name is used again. Touching fresh memory costs a tenth of the product.
-        """
-        return self.finish(self._project(normed.to(self._dtype(normed)), into)[..., : self.width])
-
-    def finish(self, products: Tensor) -> Tensor:
-        """Turn a head's output, or some ids of it, into float32 logits: scale and soft-capping."""
-        logits = products.float()
-        if self.scale != 1.0:
-            logits = logits * self.scale
-        if self.softcap is not None:
-            logits = torch.tanh(logits / self.softcap) * self.softcap
-        return logits
-
-    def normed(self, h: Tensor) -> Tensor:
-        """Return hidden states [n, H] as the head takes them."""
-        normed = self.norm(h.to(self._dtype(h)))
-        return normed.to(self._dtype(normed))
-
-    def _project(self, normed: Tensor, into: str | None) -> Tensor:
-        if into is None or not _is_plain(self.head):
-            return self.head(normed)
-        weight = self.head.weight
-        out = workspace.take(into, len(normed), len(weight), normed.device)
-        return torch.mm(normed, weight.t(), out=out)
-
-    def _dtype(self, h: Tensor) -> torch.dtype:
-        weight = getattr(self.head, "weight", None)
-        return weight.dtype if isinstance(weight, Tensor) else h.dtype
-
-
-def _is_plain(head: Callable[[Tensor], Tensor]) -> TypeGuard[nn.Linear]:
-    """Say whether a head is one float32 product on the CPU, which its module would do as well."""
-    return why_not_pieces(head) is None and cast(nn.Linear, head).weight.dtype == torch.float32
-
-
-def _why_not_a_product(head: Callable[[Tensor], Tensor]) -> str | None:
-    """Say why a head isn't one product with a weight, None if it is."""
-    if type(head) is not nn.Linear or type(head.weight) is not nn.Parameter:
-        return f"the head is a {type(head).__name__}, not a plain linear layer"
-    if head.bias is not None or "forward" in vars(head):
-        return "the head is more than a product: it has a bias, or a forward of its own"
-    return None
-
-
-def why_not_pieces(head: Callable[[Tensor], Tensor]) -> str | None:
-    """Say why a head isn't one product that the CPU can do a few ids at a time, None if it is."""
-    if reason := _why_not_a_product(head):
-        return reason
-    device = cast(nn.Linear, head).weight.device
-    return None if device.type == "cpu" else f"the head is on {device}"
 
 
 class LensStatistics(NamedTuple):
@@ -229,7 +155,7 @@ def _aten(h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int) -> LensSt
 
 def _triton_why_not(h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int) -> str | None:
     del h_cand, chunk
-    if reason := _why_not_a_product(readout.head):
+    if reason := why_not_a_product(readout.head):
         return reason
     dtype = cast(nn.Linear, readout.head).weight.dtype
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):

@@ -11,6 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from quantwatch.capture.chunks import Chunk
 from quantwatch.domain import Prompt
 
 PADDING_ID = 0
@@ -30,6 +31,8 @@ class Batch:
     companions: tuple[tuple[int, ...], ...] = ()
     isolated: bool = False
     """Whether isolated errors are measured on it."""
+    chunk: Chunk | None = None
+    """Where the only prompt lies in a longer one whose earlier tokens are in the models' caches."""
 
     @cached_property
     def sequences(self) -> tuple[tuple[int, ...], ...]:

@@ -15,24 +15,32 @@ from quantwatch.capture.outputs import Outputs
 from quantwatch.domain import HEAD, NonFinite, Scope
 
 
-def reference_births(reading: Reading, outputs: Outputs, layout: Layout) -> list[NonFinite | None]:
-    """Return the reference's first non-finite value in each prompt of the batch."""
+def reference_births(
+    reading: Reading, outputs: Outputs | None, layout: Layout
+) -> list[NonFinite | None]:
+    """Return the reference's first non-finite value in each prompt of the batch.
+
+    Without outputs (no position is scored), of the taps alone.
+    """
     bad = ~reading.reference_norms.cpu().isfinite()
-    return _first(layout, reading.scopes, bad, outputs.reference_bad)
+    return _first(layout, reading.scopes, bad, None if outputs is None else outputs.reference_bad)
 
 
-def candidate_births(reading: Reading, outputs: Outputs, layout: Layout) -> list[NonFinite | None]:
+def candidate_births(
+    reading: Reading, outputs: Outputs | None, layout: Layout
+) -> list[NonFinite | None]:
     """Return the candidate's first non-finite value per prompt where the reference is finite."""
-    bad = ~reading.taps.max_abs.isfinite() & reading.reference_norms.isfinite()
-    return _first(layout, reading.scopes, bad.cpu(), outputs.candidate_bad)
+    bad = (~reading.taps.max_abs.isfinite() & reading.reference_norms.isfinite()).cpu()
+    return _first(layout, reading.scopes, bad, None if outputs is None else outputs.candidate_bad)
 
 
 def _first(
-    layout: Layout, scopes: Sequence[Scope], bad: Tensor, head: Tensor
+    layout: Layout, scopes: Sequence[Scope], bad: Tensor, head: Tensor | None
 ) -> list[NonFinite | None]:
     """Find the first place of each prompt in masks: taps [S, R], then the head's scored rows."""
     spread = torch.zeros(1, layout.batch.num_tokens, dtype=torch.bool)
-    spread[0, layout.rows] = head.cpu()
+    if head is not None:
+        spread[0, layout.rows] = head.cpu()
     masks, places = torch.cat([bad, spread]), (*scopes, HEAD)
     found: list[NonFinite | None] = []
     for prompt, rows in zip(layout.batch.prompts, layout.batch.slices, strict=True):

@@ -39,6 +39,12 @@ class Call:
         kwargs = {name: values.get(name, value) for name, value in self.kwargs.items()}
         return Call(args, kwargs)
 
+    def without(self, given: object) -> "Call":
+        """Return the call with None in the place of one object."""
+        args = tuple(None if value is given else value for value in self.args)
+        kwargs = {n: None if value is given else value for n, value in self.kwargs.items()}
+        return Call(args, kwargs)
+
     def _arguments(self) -> Iterator[tuple[int | str, Any]]:
         yield from enumerate(self.args)
         yield from self.kwargs.items()

@@ -9,6 +9,7 @@ from functools import cached_property
 from torch import Tensor
 
 from quantwatch.capture.batches import Batch, plan_batches, regroup
+from quantwatch.capture.chunks import chunks_of, goes_in_chunks
 from quantwatch.capture.layout import Layout
 from quantwatch.capture.plan import CapturePlan
 from quantwatch.capture.sampling import isolated_prompts, stratified_positions
@@ -30,10 +31,30 @@ class Course:
         return isolated_prompts(self.suite, self.plan.isolated_fraction)
 
     @cached_property
+    def long(self) -> tuple[Prompt, ...]:
+        """Prompts that go in chunks, the shortest first."""
+        size = self.plan.prefill_chunk
+        found = [prompt for prompt in self.suite.prompts if goes_in_chunks(prompt, size)]
+        return tuple(sorted(found, key=lambda prompt: (len(prompt.token_ids), prompt.index)))
+
+    @cached_property
     def batches(self) -> tuple[Batch, ...]:
-        """All batches; every prompt is in one of them."""
-        prompts, budget = self.suite.prompts, self.plan.batch_tokens
-        return tuple(plan_batches(prompts, self.isolated, budget))
+        """All batches; every prompt is in one of them, or its chunks are batches in a row."""
+        long = {prompt.index for prompt in self.long}
+        short = [prompt for prompt in self.suite.prompts if prompt.index not in long]
+        batches = plan_batches(short, self.isolated, self.plan.batch_tokens)
+        for prompt in self.long:
+            batches += self._chunks(prompt)
+        return tuple(batches)
+
+    def _chunks(self, prompt: Prompt) -> list[Batch]:
+        """Return a prompt's chunks; isolated is the first, if any of it is scored."""
+        found = []
+        for chunk in chunks_of(prompt, self.plan.prefill_chunk or len(prompt.token_ids)):
+            scored = chunk.is_first and chunk.piece.num_scored > 0
+            isolated = scored and prompt.index in self.isolated
+            found.append(Batch((chunk.piece,), isolated=isolated, chunk=chunk))
+        return found
 
     @cached_property
     def floor(self) -> frozenset[int]:
@@ -43,12 +64,12 @@ class Course:
         return isolated_prompts(replace(self.suite, prompts=chosen), fraction)
 
     def number(self, batch: Batch) -> int:
-        """Return a batch's number: that of its first prompt, which is in no other one."""
-        return self._numbers[batch.prompts[0].index]
+        """Return a batch's number: that of its first prompt, or piece, which is in no other one."""
+        return self._numbers[_name(batch)]
 
     @cached_property
-    def _numbers(self) -> dict[int, int]:
-        return {batch.prompts[0].index: number for number, batch in enumerate(self.batches)}
+    def _numbers(self) -> dict[tuple[int, int], int]:
+        return {_name(batch): number for number, batch in enumerate(self.batches)}
 
     @property
     def conditions(self) -> Prompt | None:
@@ -62,11 +83,18 @@ class Course:
 
     def has_floor(self, batch: Batch) -> bool:
         """Say whether the noise floor is measured on a batch."""
-        return batch.prompts[0].index in self.floor
+        return batch.isolated and batch.prompts[0].index in self.floor
 
     def floor_length(self, prompt: Prompt) -> int:
-        """Return how many tokens of a prompt the floor takes, from its start."""
-        return min(prompt.score_start + self.plan.floor_tokens, len(prompt.token_ids))
+        """Return how many tokens of a prompt the floor takes, from its start; 0 if none counts.
+
+        Of a prompt in chunks, that is in the first one.
+        """
+        size = self.plan.prefill_chunk
+        if size is not None and goes_in_chunks(prompt, size):
+            prompt = next(chunks_of(prompt, size)).piece
+        count = min(prompt.score_start + self.plan.floor_tokens, len(prompt.token_ids))
+        return count if prompt.num_scored else 0
 
     def beside(self, prompt: Prompt) -> Batch:
         """Return a batch of the floor: a prompt beside another text."""
@@ -77,3 +105,7 @@ class Course:
         count = self.plan.isolated_positions
         at = stratified_positions(self.suite.hash, batch.prompts[0], count, "linears")
         return layout.measured(0, at)
+
+
+def _name(batch: Batch) -> tuple[int, int]:
+    return batch.prompts[0].index, 0 if batch.chunk is None else batch.chunk.start

@@ -20,6 +20,14 @@ def event_words(watch: Watch, overflows: Mapping[str, int]) -> tuple[str, ...]:
     return (*_slow(watch), *_fallbacks(watch), *_overflows(overflows))
 
 
+def chunk_words(count: int) -> tuple[str, ...]:
+    """Say that so many prompts went in chunks, and what of them is measured on a part only."""
+    if not count:
+        return ()
+    partly = "isolated errors and the noise floor are of the first chunk alone"
+    return (f"{_times(count, 'prompt')} went through in chunks: {partly}",)
+
+
 def unrouted_words(unrouted: Mapping[Scope, Mapping[str, str]], name: str) -> tuple[str, ...]:
     """Return one sentence per reason why routers of a candidate aren't compared, with the layers.
 

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from quantwatch.capture.conditions import Unseen, measure_conditions
+from quantwatch.capture.chunks import goes_in_chunks
+from quantwatch.capture.conditions import CONDITIONS, Unseen, measure_conditions
 from quantwatch.capture.course import Course
 from quantwatch.capture.layout import lay_out
 from quantwatch.capture.measure import Measurer
@@ -16,7 +17,7 @@ class Floor:
     """Measures the floor with a reference under observation."""
 
     def __init__(self, probe: Probe, course: Course) -> None:
-        self._probe = probe
+        self.probe = probe
         self._course = course
         # The worst positions are only shown, and nobody looks at the floor's.
         self._quiet = replace(course.plan, worst_positions=0)
@@ -27,7 +28,7 @@ class Floor:
         course = self._course
         start = trace.first(course.floor_length(trace.batch.prompts[0]))
         layout = lay_out(course.beside(start.batch.prompts[0]), course.suite.hash, course.plan)
-        itself = {self._probe.name: self._probe}
+        itself = {self.probe.name: self.probe}
         noise = Measurer(self._source, itself, self._quiet, sink, CaptureReport())
         noise.measure(start, layout, Unseen())
         return {"num_tokens": layout.batch.num_tokens}
@@ -37,4 +38,8 @@ class Floor:
         short = self._course.conditions
         if short is None:
             return {}
-        return measure_conditions(self._probe, self._course.suite.hash, short, self._quiet, sink)
+        size = self._course.plan.prefill_chunk
+        if goes_in_chunks(short, size):
+            why = f"not measurable: the scored positions begin behind {size} tokens"
+            return dict.fromkeys(CONDITIONS, why)
+        return measure_conditions(self.probe, self._course.suite.hash, short, self._quiet, sink)

@@ -53,6 +53,9 @@ def read_layers_of_many(
 ) -> list[list[LayerReading]]:
     """Do `read_layers` for models with the same layers: the reference is read off once."""
     rows = torch.cat([layout.measured(n, at) for n, at in requests])
+    if not len(rows):  # a chunk of a long prompt may lie between its sampled positions
+        nothing = [LayerReading(tuple(models[0]), at, {}) for _, at in requests]
+        return [nothing for _ in models]
     pairs = [_at_rows(layers, rows) for layers in models]
     seen: list[LensStatistics] = []
     if readout is not None:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quantwatch.capture.batches import Batch
+from quantwatch.capture.chunks import Chunk
 from quantwatch.capture.plan import CapturePlan
 from quantwatch.capture.sampling import lens_positions
 from quantwatch.domain import Prompt
@@ -43,17 +44,34 @@ class Layout:
 
 def lay_out(batch: Batch, suite_hash: str, plan: CapturePlan) -> Layout:
     """Lay a batch out; the head is sampled at 8 positions of 256 when the lens is off."""
+    if batch.chunk is not None:
+        return _of_chunk(batch, batch.chunk, suite_hash, plan)
     rows, targets, spans, start = [], [], [], 0
     for prompt, where in zip(batch.prompts, batch.slices, strict=True):
         rows.append(torch.arange(where.start + prompt.score_start, where.stop))
         targets.append(_targets(prompt))
         spans.append(slice(start, start + prompt.num_scored))
         start += prompt.num_scored
-    per_256 = plan.lens_positions or _DEFAULT_HEAD_POSITIONS
-    sampled = tuple(lens_positions(suite_hash, prompt, per_256) for prompt in batch.prompts)
+    sampled = tuple(lens_positions(suite_hash, p, _per_256(plan)) for p in batch.prompts)
     return Layout(batch, torch.cat(rows), torch.cat(targets), tuple(spans), sampled)
 
 
-def _targets(prompt: Prompt) -> Tensor:
-    following = (*prompt.token_ids[prompt.score_start + 1 :], -1)
-    return torch.tensor(following, dtype=torch.int64)
+def _of_chunk(batch: Batch, chunk: Chunk, suite_hash: str, plan: CapturePlan) -> Layout:
+    """Lay a chunk out: sampled is what a pass over the whole prompt samples there."""
+    piece = chunk.piece
+    sampled = lens_positions(suite_hash, chunk.prompt, _per_256(plan))
+    here = sampled[(sampled >= chunk.start) & (sampled < chunk.stop)] - chunk.start
+    rows = torch.arange(piece.score_start, len(piece.token_ids))
+    targets = _targets(piece, chunk.following)
+    return Layout(batch, rows, targets, (slice(0, piece.num_scored),), (here,))
+
+
+def _per_256(plan: CapturePlan) -> int:
+    return plan.lens_positions or _DEFAULT_HEAD_POSITIONS
+
+
+def _targets(prompt: Prompt, following: int = -1) -> Tensor:
+    if not prompt.num_scored:
+        return torch.empty(0, dtype=torch.int64)
+    ids = (*prompt.token_ids[prompt.score_start + 1 :], following)
+    return torch.tensor(ids, dtype=torch.int64)

@@ -8,6 +8,7 @@ import torch
 from quantwatch.capture.basis import other_inputs
 from quantwatch.capture.births import candidate_births, reference_births
 from quantwatch.capture.compare import Reading, read_candidate
+from quantwatch.capture.joining import Joined
 from quantwatch.capture.layers import read_layers, read_layers_of_many, worst_positions
 from quantwatch.capture.layout import Layout, Positions
 from quantwatch.capture.observations import Measured, observations
@@ -18,7 +19,7 @@ from quantwatch.capture.readout import readout_of
 from quantwatch.capture.report import MAX_HEAD_ROWS, CaptureReport
 from quantwatch.capture.routing import both
 from quantwatch.capture.trace import Trace, TraceSource
-from quantwatch.domain import HEAD, Progress, Sink
+from quantwatch.domain import HEAD, NonFinite, Progress, Sink
 from quantwatch_kernels.compare.lens import Readout
 
 
@@ -43,9 +44,22 @@ class Measurer:
         self._other_heads = {n for n, probe in probes.items() if HEAD in other_inputs(probe.model)}
         report.bit_equal = dict.fromkeys(probes, True)
         report.head_rows = dict.fromkeys(probes, ())
+        self._joined: dict[str, Joined] = {}
 
     def measure(self, trace: Trace, layout: Layout, progress: Progress) -> None:
         """Measure all candidates on the prompts of a trace, in the layout's batch."""
+        readings = self._read(trace, layout, progress)
+        chunk = layout.batch.chunk
+        if chunk is not None and chunk.is_first:
+            self._joined = {name: Joined(self._plan.worst_positions) for name in self.probes}
+        if len(layout.rows):
+            self._compare(readings, trace, layout)
+            return
+        for name, reading in readings.items():
+            self._note_births(name, reading, None, layout)
+            self.report.bit_equal[name] &= reading.is_equal
+
+    def _read(self, trace: Trace, layout: Layout, progress: Progress) -> dict[str, Reading]:
         readings: dict[str, Reading] = {}
         for name, probe in self.probes.items():
             with self.report.timed("candidates"):
@@ -53,6 +67,10 @@ class Measurer:
                 readings[name] = read_candidate(probe, layout.batch, trace, exact=own_batch)
             self.report.shift("candidates", "isolated", readings[name].isolated_s)
             progress.advance(layout.batch.num_tokens)
+        return readings
+
+    def _compare(self, readings: Mapping[str, Reading], trace: Trace, layout: Layout) -> None:
+        """Compare the outputs at the scored positions, look closer, and hand on what was found."""
         heads = {
             name: Head.of(probe.model, self._readouts[name], readings[name].head_input, probe.watch)
             for name, probe in self.probes.items()
@@ -71,8 +89,13 @@ class Measurer:
             self._read_layers(found, trace, layout, theirs)
         for measured in found:
             self._look_closer(measured, trace, layout, (theirs, heads[measured.name]))
-            for observation in observations(measured, trace, layout):
-                self._sink.observe(observation)
+            self._hand_on(measured, trace, layout)
+
+    def _hand_on(self, measured: Measured, trace: Trace, layout: Layout) -> None:
+        chunk = layout.batch.chunk
+        for found in observations(measured, trace, layout):
+            part = found if chunk is None else self._joined[measured.name].observation(found, chunk)
+            self._sink.observe(part)
 
     def _look_closer(
         self, measured: Measured, trace: Trace, layout: Layout, heads: tuple[Head, Head]
@@ -82,11 +105,7 @@ class Measurer:
         if layout.batch.isolated and measured.name not in self._other_heads:
             with report.timed("isolated"):
                 self._isolate_head(measured, layout, heads)
-        measured.births = candidate_births(measured.reading, outputs, layout)
-        for birth in measured.births:
-            report.note_nonfinite(measured.name, birth)
-        for birth in reference_births(measured.reading, outputs, layout):
-            report.note_nonfinite("reference", birth)
+        measured.births = self._note_births(measured.name, measured.reading, outputs, layout)
         report.bit_equal[measured.name] &= outputs.is_equal
         _, wrong = both(trace.choices, measured.reading.choices)
         for name, found in (("reference", trace.choices.unknown), (measured.name, wrong)):
@@ -105,6 +124,11 @@ class Measurer:
         for group in groups.values():
             readout = replace(reference.readout, width=group[0].outputs.width)
             self._read_group(group, trace, layout, readout if self._plan.lens_positions else None)
+        if (chunk := layout.batch.chunk) is not None:  # a later chunk may have worse ones
+            for measured in found:
+                for reading in measured.extras:
+                    self._joined[measured.name].keep(chunk, reading)
+                measured.extras = ()
 
     def _read_group(
         self, group: list[Measured], trace: Trace, layout: Layout, readout: Readout | None
@@ -115,7 +139,7 @@ class Measurer:
             for measured in group
         ]
         worst = [
-            [(n, self._worst(measured.outputs, layout, n)) for n, _ in sampled if readout]
+            [(n, self._worst(measured, layout, n)) for n, _ in sampled if readout]
             for measured in group
         ]
         if len(group) == 1:  # all rows at once: the head's weights are read fewer times
@@ -128,11 +152,29 @@ class Measurer:
             if any(len(at) for _, at in places):
                 measured.extras = read_layers(readout, own, layout, places)
 
-    def _worst(self, outputs: Outputs, layout: Layout, number: int) -> Positions:
-        kl = outputs.statistics.logit_kl[layout.spans[number]].cpu().numpy()
+    def _worst(self, measured: Measured, layout: Layout, number: int) -> Positions:
+        kl = measured.outputs.statistics.logit_kl[layout.spans[number]].cpu().numpy()
         start = layout.batch.prompts[number].score_start
-        sampled = layout.positions[number]
+        sampled, chunk = layout.positions[number], layout.batch.chunk
+        if chunk is not None:
+            return self._joined[measured.name].worst_here(chunk, kl, sampled)
         return worst_positions(kl, start, sampled, self._plan.worst_positions)
+
+    def _note_births(
+        self, name: str, reading: Reading, outputs: Outputs | None, layout: Layout
+    ) -> list[NonFinite | None]:
+        """Note where values stop being finite; return the candidate's, of chunks with the last."""
+        ours = candidate_births(reading, outputs, layout)
+        theirs = reference_births(reading, outputs, layout)
+        if (chunk := layout.batch.chunk) is not None:
+            places = (*reading.scopes, HEAD)
+            joined = self._joined[name]
+            ours = [joined.note_birth(name, chunk, places, birth) for birth in ours]
+            theirs = [joined.note_birth("reference", chunk, places, birth) for birth in theirs]
+        for model, births in ((name, ours), ("reference", theirs)):
+            for birth in births:
+                self.report.note_nonfinite(model, birth)
+        return ours
 
     def _isolate_head(self, measured: Measured, layout: Layout, heads: tuple[Head, Head]) -> None:
         rows = layout.measured(0, layout.positions[0])

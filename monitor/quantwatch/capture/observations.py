@@ -70,7 +70,8 @@ def observations(measured: Measured, trace: Trace, layout: Layout) -> list[Obser
         top = _top(measured.outputs.statistics, layout.spans[number])
         loads = tuple(router_loads(pairs, layout, number))
         birth = measured.births[number]
-        found.append(Observation(measured.name, prompt.index, tuple(matrices), top, birth, loads))
+        kept = tuple(m for m in matrices if m.positions is None or len(m.positions))
+        found.append(Observation(measured.name, prompt.index, kept, top, birth, loads))
     return found
 
 
@@ -88,11 +89,12 @@ def _output_matrices(outputs: Outputs, layout: Layout, number: int) -> list[Toke
     if outputs.leaked_mass is not None:
         leaked = _numpy([outputs.leaked_mass[span]])
         matrices.append(TokenMatrix("leaked_mass", (MODEL,), leaked))
-    before_last = np.arange(prompt.score_start, len(prompt.token_ids) - 1)
-    if len(before_last):
-        part = slice(span.start, span.stop - 1)
+    known = int((layout.targets[span] >= 0).sum())  # all but a prompt's last
+    if known:
+        part = slice(span.start, span.start + known)
+        at = np.arange(prompt.score_start, prompt.score_start + known)
         matrices += [
-            TokenMatrix(name, (MODEL,), _numpy([getattr(statistics, name)[part]]), before_last)
+            TokenMatrix(name, (MODEL,), _numpy([getattr(statistics, name)[part]]), at)
             for name in _WITH_TARGET
         ]
     return matrices
@@ -166,7 +168,6 @@ def _layer_matrices(measured: Measured, number: int) -> list[TokenMatrix]:
         matrices += [
             TokenMatrix(name, reading.scopes, values, reading.positions, "extra")
             for name, values in reading.statistics.items()
-            if len(reading.positions)
         ]
     return matrices
 

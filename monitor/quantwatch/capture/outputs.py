@@ -90,6 +90,7 @@ def compare_outputs(
     sampled = [layout.scored(n, at) for n, at in enumerate(layout.positions)]
     chosen = torch.zeros(len(layout.rows), dtype=torch.bool)
     chosen[torch.cat(sampled)] = True
+    nothing = TapStatistics(*(torch.empty(0, dtype=torch.float64) for _ in TapStatistics._fields))
     chunk = chunk_rows(reference.readout, len(layout.rows))
     for first in range(0, len(layout.rows), chunk):
         part = slice(first, first + chunk)
@@ -99,7 +100,7 @@ def compare_outputs(
             z_cand = head.logits(rows, into="candidate logits").to(z_ref.device)
             pair = _Pair(reference, head, z_ref, z_cand)
             pair.add_to(parts[name], targets.to(z_ref.device), sample.to(z_ref.device), keep)
-    return {name: _join(found) for name, found in parts.items()}
+    return {name: _join(found, nothing) for name, found in parts.items()}
 
 
 def chunk_rows(readout: Readout, count: int) -> int:
@@ -157,13 +158,13 @@ def _spoiled(z_ref: Tensor, kl: Tensor) -> Tensor:
     return bad
 
 
-def _join(parts: _Parts) -> Outputs:
+def _join(parts: _Parts, nothing: TapStatistics) -> Outputs:
     statistics = [torch.cat(column) for column in zip(*parts.statistics, strict=True)]
     joined, reference_bad = OutputStatistics(*statistics), torch.cat(parts.reference_bad)
     return Outputs(
         joined,
         torch.cat(parts.leaked) if parts.leaked else None,
-        TapStatistics(*(torch.cat(column) for column in zip(*parts.head, strict=True))),
+        TapStatistics(*map(torch.cat, zip(*(parts.head or [nothing]), strict=True))),
         parts.is_equal,
         parts.width,
         reference_bad,

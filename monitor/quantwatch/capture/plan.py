@@ -1,7 +1,8 @@
 """What a capture measures, as a value: part of what makes two runs comparable."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
+from quantwatch.domain import Suite
 from quantwatch.telemetry import canonical_sha
 
 VERSION = 1
@@ -30,8 +31,19 @@ class CapturePlan:
     """Padded tokens per batch; a prompt is never split."""
     keep_top: int = 10
     """Logits kept per position and model for the top-k view."""
+    prefill_chunk: int | None = None
+    """Tokens per chunk of a prompt that is longer; None: every prompt goes through at once."""
 
     @property
     def sha(self) -> str:
-        """SHA-256 of the plan and the capture version."""
-        return canonical_sha({**asdict(self), "version": VERSION})
+        """SHA-256 of plan and capture version; without a chunk it is as before there were any."""
+        parts = asdict(self)
+        if self.prefill_chunk is None:
+            del parts["prefill_chunk"]
+        return canonical_sha({**parts, "version": VERSION})
+
+    def over(self, suite: Suite) -> "CapturePlan":
+        """Return the plan as it is on a suite: without a chunk when no prompt is longer than it."""
+        longest = max(len(prompt.token_ids) for prompt in suite.prompts)
+        unused = self.prefill_chunk is None or longest <= self.prefill_chunk
+        return replace(self, prefill_chunk=None) if unused else self

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from quantwatch.capture.batches import Batch
 from quantwatch.capture.calls import Call
+from quantwatch.capture.prefill import Prefill
 from quantwatch.capture.routers import Choices, RouterWatch
 from quantwatch.domain import HEAD, Scope
 from quantwatch.errors import CaptureError
@@ -54,6 +55,8 @@ class Probe:
         self.routers = RouterWatch(model)
         self.choices = Choices()
         """Where the routers sent the tokens of the last forward."""
+        self.prefill: Prefill | None = None
+        """Keys and values of a prompt that goes in chunks; whoever runs them drops it."""
         self._overflows_before = residual_overflows(model.module)
         self._listener: Listener | None = None
         self._head_call: Call | None = None
@@ -122,7 +125,8 @@ class Probe:
         self._listener, self.firings = listener, Counter()
         try:
             with overflows_uncounted(module), self.routers.paused():
-                return module.forward(*call.args, **call.kwargs)
+                again = call if self.prefill is None else call.without(self.prefill.cache)
+                return module.forward(*again.args, **again.kwargs)
         finally:
             self._listener, self.firings = outer
 
@@ -136,6 +140,12 @@ class Probe:
         return {scope: count for scope, count in found.items() if count}
 
     def _options(self, batch: Batch) -> dict[str, Any]:
+        if batch.chunk is not None:
+            if batch.chunk.is_first:
+                self.prefill = Prefill(self.model, len(batch.chunk.prompt.token_ids))
+            if self.prefill is None:
+                raise CaptureError(f"{self.name}: nothing is kept of a chunk's earlier tokens")
+            return dict(self.prefill.options(batch.chunk))
         # A cache would grow each time attention is run again for its isolated error.
         wanted: dict[str, Any] = {"use_cache": False}
         mask = batch.mask(self.model.device)

@@ -30,6 +30,10 @@ class CaptureReport:
     """Forward passes under observation, by model name."""
     observer_effect: dict[str, float] = field(default_factory=dict)
     """Model name → max |Δlogit| between unhooked and hooked."""
+    prefill_effect: dict[str, float] = field(default_factory=dict)
+    """Model name → largest relative error of its logits when a few tokens come in chunks."""
+    chunked_prompts: int = 0
+    """Prompts that went through in chunks; isolated errors are of their first chunks."""
     noise_floor_sources: dict[str, str] = field(default_factory=dict)
     """Condition of the noise floor → `measured`, or why it isn't."""
     num_padding_tokens: int = 0

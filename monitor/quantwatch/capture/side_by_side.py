@@ -15,6 +15,7 @@ from quantwatch.capture.course import Course
 from quantwatch.capture.events import event_words
 from quantwatch.capture.floor import Floor
 from quantwatch.capture.layout import lay_out
+from quantwatch.capture.long_prompts import caches_dropped, drop_caches, try_chunks
 from quantwatch.capture.measure import Measurer
 from quantwatch.capture.observer import check_observer_effect, plain_logits
 from quantwatch.capture.plan import CapturePlan
@@ -68,7 +69,10 @@ def capture(subject: Subject, sink: Sink, floor: Sink, progress: Progress) -> Ca
     attention implementation (as "threads" and "attention"); without isolated prompts there is none.
     Nothing is kept of a prompt once it was observed, and every hook is removed however this ends.
 
+    A prompt longer than the plan's `prefill_chunk` goes in chunks (`long_prompts`).
+
     Raises:
+        ModelError: a prompt has to go in chunks and a model can't take it so.
         CaptureError: a tap didn't fire exactly once, looking changed the logits, or modules of
             reference and candidate don't take the same hidden states.
     """
@@ -77,6 +81,7 @@ def capture(subject: Subject, sink: Sink, floor: Sink, progress: Progress) -> Ca
     reference = models[REFERENCE]
     course = Course(subject.suite, plan, reference.max_positions)
     with torch.no_grad(), ExitStack() as stack:
+        report.prefill_effect = try_chunks(models, REFERENCE, subject.suite, plan.prefill_chunk)
         night = Night(REFERENCE, reference, course, report, use)
         kept = stack.enter_context(opened(subject.shelf, night))
         run = models if kept is None or isinstance(kept, Recorder) else _without_reference(models)
@@ -86,7 +91,8 @@ def capture(subject: Subject, sink: Sink, floor: Sink, progress: Progress) -> Ca
         side = side_of(kept, LiveTraceSource(probes[REFERENCE]), floor, course)
         others = _without_reference(probes)
         main = Measurer(side.source, others, plan, sink, report)
-        _Night(side, main, Floor(probes[REFERENCE], course), course).run(progress)
+        with caches_dropped(probes.values()):
+            _Night(side, main, Floor(probes[REFERENCE], course), course).run(progress)
         _prove({name: probes[name] for name in run}, report)
         if side.facts is not None:
             report.add_facts(REFERENCE, side.facts)
@@ -107,16 +113,20 @@ class _Night:
         self._main = main
         self._floor = floor
         self._course = course
+        self._probes = (floor.probe, *main.probes.values())
 
     def run(self, progress: Progress) -> None:
         """Measure batch by batch; `progress` advances after every model's pass."""
         course, report = self._course, self._main.report
         suite = course.suite
         report.num_padding_tokens = sum(batch.num_padding for batch in course.batches)
+        report.chunked_prompts = len(course.long)
         again = sum(course.floor_length(p) for p in suite.prompts if p.index in course.floor)
         progress.start("measure", suite.num_tokens * (1 + len(self._main.probes)) + again)
         for batch in course.batches:
             self._measure(batch, progress)
+            if batch.chunk is not None and batch.chunk.is_last:
+                drop_caches(self._probes)
         if course.conditions is not None:
             with report.timed("floor"):
                 found = self._side.part(CONDITIONS, self._floor.conditions)

@@ -24,10 +24,10 @@ def compare(
     text: o.Texts, window: o.Window = 512, limit: o.Limit = None, score_start: o.ScoreStart = 0,
     recipe: o.Recipe = None, execution: o.Executed = "dequantized",
     dtype: o.ReferenceDtype = "float32", candidate_dtype: o.CandidateDtype = None,
-    threads: o.Threads = None, allow_beyond_context: o.Beyond = False, yes: o.Yes = False,
-    reference_cache: o.Recorded = False,
-    store: o.Store = True, json: o.AsJson = False,
-    format_: o.AsFormat = None, output: o.Output = None,
+    threads: o.Threads = None, allow_beyond_context: o.Beyond = False,
+    prefill_chunk: o.Chunk = None, reference_cache: o.Recorded = False, yes: o.Yes = False,
+    store: o.Store = True, json: o.AsJson = False, format_: o.AsFormat = None,
+    output: o.Output = None,
 ) -> None:  # fmt: skip
     """Measure where and how much CAND departs from REF."""
     session = Session.of(context, json=json)
@@ -41,7 +41,7 @@ def compare(
     ours: Values = {"model": reference, "dtype": dtype}
     theirs: Values = {"model": candidate, "dtype": candidate_dtype or dtype, "recipe": recipe}
     limits = {"threads": threads, "allow_beyond_context": allow_beyond_context}
-    limits["reference_cache"] = reference_cache
+    limits |= {"prefill_chunk": prefill_chunk, "reference_cache": reference_cache}
     check = comparison(ours, theirs | {"execution": execution}, suite, limits)
     run(session, COMPARE, check, Path.cwd(), wishes)
 

@@ -43,6 +43,9 @@ Recorded = Annotated[
     bool,
     typer.Option("--reference-cache", help="Record REF's hidden states, or read them again."),
 ]
+Chunk = Annotated[
+    int | None, typer.Option("--prefill-chunk", min=1, help="Longer prompts go in such chunks.")
+]
 Beyond = Annotated[
     bool, typer.Option("--allow-beyond-context", help="Measure prompts beyond the context.")
 ]

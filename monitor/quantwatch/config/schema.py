@@ -110,6 +110,12 @@ class CheckConfig(Strict):
         "switches them off.",
     )
     batch_tokens: int = Field(default=256, ge=1, description="Padded tokens per batch.")
+    prefill_chunk: int | None = Field(
+        default=None,
+        ge=1,
+        description="Tokens per chunk of a prompt longer than that: memory then doesn't grow with "
+        "it beyond the KV caches; whole prompts at once when absent.",
+    )
     memory: Literal["resident", "streamed"] = Field(
         default="resident",
         description="resident: whole models in memory; streamed: one decoder layer at a time, for "

@@ -22,6 +22,7 @@ from quantwatch.domain.observations import (
     TokenMatrix,
     TopLogits,
 )
+from quantwatch.domain.positions import BY_POSITION, PositionRange, ranges_of
 from quantwatch.domain.results import (
     UNDECIDED,
     Alert,
@@ -48,6 +49,7 @@ from quantwatch.domain.words import (
 )
 
 __all__ = [
+    "BY_POSITION",
     "EMBEDDING",
     "FINAL_NORM",
     "HEAD",
@@ -76,6 +78,7 @@ __all__ = [
     "Measurement",
     "NonFinite",
     "Observation",
+    "PositionRange",
     "Progress",
     "Prompt",
     "Restoration",
@@ -93,5 +96,6 @@ __all__ = [
     "Verdict",
     "is_layer",
     "layer_index",
+    "ranges_of",
     "reason_words",
 ]

@@ -55,7 +55,7 @@ class ExpertLoad:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """All that capture measured of one candidate on one prompt: its only way out."""
+    """All that capture measured of one candidate on one prompt, or on a piece of a long one."""
 
     candidate: str
     prompt: int
@@ -63,6 +63,9 @@ class Observation:
     top: TopLogits | None = None
     first_nonfinite: NonFinite | None = None
     loads: tuple[ExpertLoad, ...] = ()
+    offset: int | None = None
+    """Of a piece of a prompt: how many scored positions the pieces before it cover. Pieces come in
+    order, loads add up, and what is of the whole prompt comes with the last one. None: no piece."""
 
 
 class Sink(Protocol):

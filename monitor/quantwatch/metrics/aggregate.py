@@ -6,11 +6,10 @@ float32.
 """
 
 import copy
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self, TypeVar
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +20,16 @@ from quantwatch.domain import (
     Measurement,
     NonFinite,
     Observation,
+    PositionRange,
     Scope,
     Suite,
     TokenMatrix,
     TopLogits,
 )
+from quantwatch.metrics.by_position import METRICS as METRICS_BY_POSITION
+from quantwatch.metrics.by_position import by_position
 from quantwatch.metrics.loads import LoadCounts
+from quantwatch.metrics.pieces import Pieces, Positions, Series, check_turn, only
 from quantwatch.metrics.registry import METRICS
 from quantwatch.metrics.spool import Slot, Spool
 from quantwatch.metrics.statistics import PromptValues, partials, summarize
@@ -35,22 +38,6 @@ _GROUP_BYTES = 32 << 20
 """Scopes are read in groups of about this many bytes."""
 _DOUBLE = {"cosine", "router_overlap", "router_weight_l1"}
 
-Positions = NDArray[np.int64]
-T = TypeVar("T")
-Kept = dict[int, tuple[Slot, Positions | None]]
-
-
-@dataclass(slots=True)
-class _Series:
-    """One metric of one candidate at a group of scopes that arrive together, by prompt."""
-
-    scopes: tuple[Scope, ...]
-    samples: Kept = field(default_factory=dict)
-    extras: Kept = field(default_factory=dict)
-
-    def among(self, prompts: Collection[int]) -> "_Series":
-        return _Series(self.scopes, _only(self.samples, prompts), _only(self.extras, prompts))
-
 
 class Aggregator:
     """Collects all observations on a suite. A context manager: closing drops the spool."""
@@ -58,18 +45,23 @@ class Aggregator:
     def __init__(self, suite: Suite, folder: Path) -> None:
         self._prompts = {prompt.index: prompt for prompt in suite.prompts}
         self._spool = Spool(folder)
-        self._series: dict[tuple[str, str], dict[tuple[Scope, ...], _Series]] = {}
-        self._top: dict[str, dict[int, Slot]] = {}
+        self._series: dict[tuple[str, str], dict[tuple[Scope, ...], Series]] = {}
+        self._top: dict[str, dict[int, list[Slot]]] = {}
         self._nonfinite: dict[str, NonFinite] = {}
         self._loads: dict[str, LoadCounts] = {}
 
     def observe(self, observation: Observation) -> None:
-        """Take one candidate's measurements on one prompt. Raises ValueError on a second time."""
+        """Take one candidate's measurements on one prompt, or on a piece of it.
+
+        Raises ValueError on a second time, and for a piece that isn't the next one.
+        """
         for matrix in observation.matrices:
-            self._keep(observation.candidate, observation.prompt, matrix)
+            self._keep(observation, matrix)
         if observation.top is not None:
             slots = self._top.setdefault(observation.candidate, {})
-            slots[observation.prompt] = self._spool.append(_stack(observation.top))
+            slots.setdefault(observation.prompt, []).append(
+                self._spool.append(_stack(observation.top))
+            )
         for load in observation.loads:
             self._loads.setdefault(observation.candidate, LoadCounts()).add(load)
         found = observation.first_nonfinite
@@ -86,7 +78,7 @@ class Aggregator:
         part = copy.copy(self)
         part._prompts = {index: self._prompts[index] for index in sorted(prompts)}
         part._loads = {}
-        part._top = {name: _only(slots, prompts) for name, slots in self._top.items()}
+        part._top = {name: only(slots, prompts) for name, slots in self._top.items()}
         part._nonfinite = {n: at for n, at in self._nonfinite.items() if at.prompt in prompts}
         part._series = {
             key: {scopes: series.among(prompts) for scopes, series in groups.items()}
@@ -108,6 +100,19 @@ class Aggregator:
         loads = self._loads.get(candidate)
         return (*rows, *(() if loads is None else loads.measurements()))
 
+    def by_position(self, candidate: str) -> Iterator[PositionRange]:
+        """Yield the mean KL of a candidate in ranges of positions, metric by metric."""
+        for metric in METRICS_BY_POSITION:
+            groups = self._series.get((candidate, metric), {})
+            parts = [part for each in groups.values() for part in self._rows(each)]
+            yield from by_position(metric, parts)
+
+    def _rows(self, series: Series) -> Iterator[PromptValues]:
+        """Yield each prompt's values, the mean over the scopes of those at one position."""
+        for prompt, pieces in sorted(series.samples.items()):
+            values = self._spool.read_joined(pieces.slots).astype(np.float64).mean(axis=0)
+            yield PromptValues(prompt, values, self._positions(prompt, pieces.positions))
+
     def per_prompt(self, candidate: str, metric: str) -> Block | None:
         """Return the sums of every prompt and scope, None when the metric wasn't measured."""
         groups = self._series.get((candidate, metric))
@@ -120,32 +125,34 @@ class Aggregator:
                 yield self._per_prompt(candidate, metric, tuple(groups.values()))
                 if METRICS[metric].token_block:
                     yield from self._per_token(candidate, metric, tuple(groups.values()))
-        for prompt, slot in sorted(self._top.get(candidate, {}).items()):
-            values = self._spool.read(slot).astype(np.float64)
+        for prompt, slots in sorted(self._top.get(candidate, {}).items()):
+            values = self._spool.read_joined(slots, axis=1).astype(np.float64)
             yield Block(candidate, "topk", "logits", prompt, (MODEL,), values)
 
-    def _keep(self, candidate: str, prompt: int, matrix: TokenMatrix) -> None:
-        groups = self._series.setdefault((candidate, matrix.metric), {})
-        series = groups.setdefault(matrix.scopes, _Series(matrix.scopes))
+    def _keep(self, observation: Observation, matrix: TokenMatrix) -> None:
+        prompt = observation.prompt
+        groups = self._series.setdefault((observation.candidate, matrix.metric), {})
+        series = groups.setdefault(matrix.scopes, Series(matrix.scopes))
         kept = series.samples if matrix.role == "sample" else series.extras
-        if prompt in kept:
-            raise ValueError(
-                f"{matrix.metric} of {candidate} on prompt {prompt} was observed twice"
-            )
+        known = kept.get(prompt)
+        check_turn(known, observation, matrix)
         double = matrix.scopes == (MODEL,) or matrix.metric in _DOUBLE
         slot = self._spool.append(matrix.values.astype(np.float64 if double else np.float32))
-        kept[prompt] = (slot, matrix.positions)
+        pieces = known or kept.setdefault(prompt, Pieces([], []))
+        pieces.slots.append(slot)
+        if matrix.positions is not None:
+            pieces.at.append(matrix.positions)
 
-    def _summaries(self, metric: str, series: _Series) -> Iterator[Measurement]:
+    def _summaries(self, metric: str, series: Series) -> Iterator[Measurement]:
         worst: Literal["max", "min"] = "min" if METRICS[metric].direction == "higher" else "max"
         in_order = sorted(series.samples.items())
-        per_scope = max(1, sum(int(slot.shape[-1]) * 8 for _, (slot, _) in in_order))
+        per_scope = max(1, sum(pieces.num_columns * 8 for _, pieces in in_order))
         step = max(1, _GROUP_BYTES // per_scope)
         for first in range(0, len(series.scopes), step):
             group = series.scopes[first : first + step]
             read = [
-                (p, self._spool.read(slot, first, first + len(group)), at)
-                for p, (slot, at) in in_order
+                (p, self._spool.read_joined(each.slots, first, first + len(group)), each.positions)
+                for p, each in in_order
             ]
             for row, scope in enumerate(group):
                 parts = [
@@ -154,14 +161,14 @@ class Aggregator:
                 ]
                 yield summarize(metric, scope, parts, worst=worst, method=self._method(series))
 
-    def _method(self, series: _Series) -> str:
+    def _method(self, series: Series) -> str:
         """Say what the mean was taken over. The last position of a prompt has no next token."""
         if len(series.samples) < len(self._prompts):
             return "sampled prompts"
         counts = (
-            (len(at), self._prompts[p].num_scored)
-            for p, (_, at) in series.samples.items()
-            if at is not None
+            (pieces.num_columns, self._prompts[p].num_scored)
+            for p, pieces in series.samples.items()
+            if pieces.at
         )
         return (
             "sampled positions"
@@ -175,7 +182,7 @@ class Aggregator:
         record = self._prompts[prompt]
         return np.arange(record.score_start, len(record.token_ids))
 
-    def _per_prompt(self, candidate: str, metric: str, groups: tuple[_Series, ...]) -> Block:
+    def _per_prompt(self, candidate: str, metric: str, groups: tuple[Series, ...]) -> Block:
         scopes = tuple(scope for series in groups for scope in series.scopes)
         values = np.zeros((len(self._prompts), len(scopes), 4))
         values[..., 3] = np.nan
@@ -183,13 +190,14 @@ class Aggregator:
         for series in groups:
             for row, prompt in enumerate(sorted(self._prompts)):
                 if prompt in series.samples:
-                    part = self._spool.read(series.samples[prompt][0]).astype(np.float64)
+                    kept = self._spool.read_joined(series.samples[prompt].slots)
+                    part = kept.astype(np.float64)
                     values[row, first : first + len(part)] = partials(part)
             first += len(series.scopes)
         return Block(candidate, "per_prompt", metric, None, scopes, values)
 
     def _per_token(
-        self, candidate: str, metric: str, groups: tuple[_Series, ...]
+        self, candidate: str, metric: str, groups: tuple[Series, ...]
     ) -> Iterator[Block]:
         """Yield each prompt's matrix over all taps; cells that were not measured are marked."""
         scopes = tuple(scope for series in groups for scope in series.scopes)
@@ -201,9 +209,9 @@ class Aggregator:
                 rows = np.arange(first, first + len(series.scopes))[:, None]
                 for kept in (series.extras, series.samples):
                     if prompt in kept:
-                        slot, positions = kept[prompt]
-                        at = self._positions(prompt, positions)
-                        values[rows, at], missing[rows, at] = self._spool.read(slot), False
+                        at = self._positions(prompt, kept[prompt].positions)
+                        values[rows, at] = self._spool.read_joined(kept[prompt].slots)
+                        missing[rows, at] = False
                 first += len(series.scopes)
             if not missing.all():
                 yield Block(candidate, "per_token", metric, prompt, scopes, values, missing)
@@ -218,10 +226,6 @@ class Aggregator:
         trace: TracebackType | None,
     ) -> None:
         self._spool.__exit__(kind, error, trace)
-
-
-def _only(by_prompt: Mapping[int, T], prompts: Collection[int]) -> dict[int, T]:
-    return {prompt: kept for prompt, kept in by_prompt.items() if prompt in prompts}
 
 
 def _stack(top: TopLogits) -> NDArray[np.float64]:

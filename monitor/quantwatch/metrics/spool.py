@@ -6,6 +6,7 @@ the memory promise (design §5). The file has no name on POSIX: nothing is left 
 
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -48,6 +49,13 @@ class Spool:
         row = dtype.itemsize * int(np.prod(slot.shape[1:], dtype=np.int64))
         data = os.pread(self._file.fileno(), row * (stop - first), slot.offset + row * first)
         return np.frombuffer(data, dtype).reshape(stop - first, *slot.shape[1:])
+
+    def read_joined(
+        self, slots: Sequence[Slot], first: int = 0, last: int | None = None, axis: int = -1
+    ) -> NDArray[Any]:
+        """Return rows first…last−1 of arrays that continue one another along an axis."""
+        parts = [self.read(slot, first, last) for slot in slots]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=axis)
 
     def __enter__(self) -> Self:
         return self

@@ -45,7 +45,7 @@ def summarize(
     """
     everything = np.concatenate([part.values for part in parts]) if parts else np.empty(0)
     finite = _finite(everything)
-    mean = _fold(part.values for part in parts) / finite.size if finite.size else None
+    mean = fold(part.values for part in parts) / finite.size if finite.size else None
     place = _worst_place(parts, worst)
     return Measurement(
         metric=metric,
@@ -97,8 +97,8 @@ def _finite(values: Vector) -> Vector:
     return values[np.isfinite(values)]
 
 
-def _fold(vectors: Iterable[Vector]) -> float:
-    """Sum the finite values vector by vector, in the order given."""
+def fold(vectors: Iterable[Vector]) -> float:
+    """Return the sum of the finite values, added vector by vector in the order given."""
     total = 0.0
     for vector in vectors:
         total += float(_finite(vector).sum())
@@ -108,7 +108,7 @@ def _fold(vectors: Iterable[Vector]) -> float:
 def _std(parts: Sequence[PromptValues], mean: float | None, n: int) -> float | None:
     if mean is None or n < 2:
         return None
-    return math.sqrt(_fold((part.values - mean) ** 2 for part in parts) / (n - 1))
+    return math.sqrt(fold((part.values - mean) ** 2 for part in parts) / (n - 1))
 
 
 def _worst_place(

@@ -1,11 +1,12 @@
 """metrics → culprit → rules → verdict: from what was measured to what it means."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from quantwatch.capture.events import unrouted_words
+from quantwatch.capture.events import chunk_words, unrouted_words
 from quantwatch.domain import (
+    BY_POSITION,
     WARNING,
     CandidateResult,
     Culprit,
@@ -79,7 +80,7 @@ def _unjudged(request: RunRequest, measured: Measured, run_id: str, started: dat
         num_tokens=suite.num_tokens,
         num_prompts=len(suite.prompts),
         reference=_reference(measured),
-        capture_sha=request.plan.sha,
+        capture_sha=request.plan.over(suite).sha,
         metrics_version=VERSION,
         environment=environment(),
         config=request.check.model_dump(mode="json"),
@@ -87,6 +88,10 @@ def _unjudged(request: RunRequest, measured: Measured, run_id: str, started: dat
         timings_s=dict(measured.timings_s),
         capture={
             **report.to_json(),
+            BY_POSITION: {
+                name: [asdict(each) for each in measured.sink.by_position(name)]
+                for name in measured.models.candidates
+            },
             "suite_notes": list(suite.notes),
             "noise_floor_by_source": {k: dict(v) for k, v in measured.floor_by_source.items()},
         },
@@ -123,7 +128,8 @@ def measured_candidate(name: str, measured: Measured) -> CandidateResult:
         head_rows=report.head_rows.get(name, ()),
     )
     events = tuple(f"{WARNING}{words}" for words in report.events.get(name, ()))
-    notes = (*measured.models.notes[name], *events, *unrouted_words(report.unrouted, name))
+    told = (*chunk_words(report.chunked_prompts), *unrouted_words(report.unrouted, name))
+    notes = (*measured.models.notes[name], *events, *told)
     variant = _with_notes(measured.models.candidates[name].variant, notes)
     return CandidateResult(
         name, variant, None, measurements, culprit, nonfinite, bit_equal=bit_equal

@@ -8,6 +8,7 @@ from itertools import chain
 
 import torch
 
+from quantwatch.capture.long_prompts import try_chunks
 from quantwatch.capture.plan import CapturePlan
 from quantwatch.capture.report import CaptureReport
 from quantwatch.capture.side_by_side import Subject, capture
@@ -83,20 +84,22 @@ def measure_models(
     with pinned_threads(request.check.threads), Aggregator(suite, spool) as sink:
         loaded = {REFERENCE: models.reference, **models.candidates}
         # Another plan is another reference, for this once: it isn't kept.
-        shelf = None if plan is not None else _shelf(request, models.reference)
-        subject = Subject(loaded, suite, plan or request.plan, shelf)
+        shelf = None if plan is not None else _shelf(request, models.reference, suite)
+        subject = Subject(loaded, suite, (plan or request.plan).over(suite), shelf)
         report = capture(subject, sink, floor, progress)
         timings = dict(report.timings_s)
         yield Measured(suite, models, report, sink, floor.values, timings, floor.largest())
 
 
-def _shelf(request: RunRequest, reference: LoadedModel) -> Shelf | str | None:
+def _shelf(request: RunRequest, reference: LoadedModel, suite: Suite) -> Shelf | str | None:
     """Return where the reference is kept, why it can't be, or None when nobody wants it."""
     if not request.check.reference_cache:
         return None
     kind = reference.variant.source.get("kind")
     if kind in ("factory", "module"):
         return f"the code of a {kind} is no part of its fingerprint: what it computes isn't known"
+    if request.plan.over(suite).prefill_chunk is not None:
+        return "prompts that go in chunks are not kept: an audit could compute no chunk alone"
     return Shelf(request.cache_dir / "reference", request.reference_bytes)
 
 
@@ -134,6 +137,7 @@ def _load_candidates(request: RunRequest, reference: LoadedModel, suite: Suite) 
             model = load_one(request, config.name, config)
             seen = overlap_notes(suite, model.calibrated_on)
             notes[config.name] = (*seen, *check_compatible(reference, model))
+            try_chunks({config.name: model}, REFERENCE, suite, request.plan.prefill_chunk)
             loaded[config.name] = model
         except UserError as error:
             failures[config.name] = error

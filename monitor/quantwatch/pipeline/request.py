@@ -31,9 +31,10 @@ class RunRequest:
 
     @property
     def plan(self) -> CapturePlan:
-        """What capture is to measure."""
+        """What capture is to measure, on any suite; `over` one, a chunk nobody needs is gone."""
         return CapturePlan(
             lens_positions=self.check.lens_positions,
             isolated_fraction=self.check.isolated_fraction,
             batch_tokens=self.check.batch_tokens,
+            prefill_chunk=self.check.prefill_chunk,
         )

@@ -12,7 +12,7 @@ from typing import Any
 from quantwatch.domain import Alert, CandidateResult, RunResult, RunStatus, Scope, layer_index
 from quantwatch.domain.drift import changed
 from quantwatch.metrics.registry import ROUTER_METRICS
-from quantwatch.report import detection
+from quantwatch.report import detection, positions
 from quantwatch.report.figures import Figures
 from quantwatch.report.numbers import MISSING, Number
 from quantwatch.report.words import alert_value
@@ -44,7 +44,7 @@ def document(result: RunResult) -> Document:
         "baseline": result.baseline_run_id,
         "reference_cache": result.capture.get("reference_cache"),
         "timings_s": dict(result.timings_s),
-        "candidates": [_candidate(candidate) for candidate in result.candidates],
+        "candidates": [_candidate(result, candidate) for candidate in result.candidates],
         "alerts": [_alert(alert) for alert in result.alerts],
     }
 
@@ -82,7 +82,7 @@ def _verdict(result: RunResult) -> str | None:
     return str(result.verdict) if succeeded and result.verdict is not None else None
 
 
-def _candidate(candidate: CandidateResult) -> Document:
+def _candidate(result: RunResult, candidate: CandidateResult) -> Document:
     figures, variant, culprit = Figures(candidate), candidate.variant, candidate.culprit
     found = candidate.first_nonfinite
     return {
@@ -102,6 +102,7 @@ def _candidate(candidate: CandidateResult) -> Document:
         and {"scope": found.scope, "prompt": found.prompt, "position": found.position},
         **_fields(_output_numbers(figures)),
         "num_nonfinite": figures.num_nonfinite,
+        "kl_by_position": positions.documents(result, candidate.name),
         "layers": [_layer(figures, scope) for scope in figures.layers],
         "scopes": [_scope(figures, scope) for scope in figures.scopes],
     }

@@ -5,7 +5,7 @@ from itertools import chain
 
 from quantwatch.domain import Alert, CandidateResult, RunResult, Verdict, layer_index
 from quantwatch.metrics.registry import ROUTER_METRICS
-from quantwatch.report import words
+from quantwatch.report import positions, words
 from quantwatch.report.detection import detection_words
 from quantwatch.report.figures import Figures
 from quantwatch.report.numbers import printable
@@ -141,12 +141,12 @@ def _details(result: RunResult, figures: dict[str, Figures]) -> list[str]:
     order = list(Verdict)
     measured = [c for c in result.candidates if c.measurements]
     measured.sort(key=lambda c: order.index(c.verdict or Verdict.PASS))
-    sections = [_section(c, figures[c.name]) for c in measured[:_DETAILED]]
+    sections = [_section(result, c, figures[c.name]) for c in measured[:_DETAILED]]
     hidden = len(measured) - len(sections)
     return [*sections, f"<p>… and {hidden} more candidates without drawings</p>" if hidden else ""]
 
 
-def _section(candidate: CandidateResult, figures: Figures) -> str:
+def _section(result: RunResult, candidate: CandidateResult, figures: Figures) -> str:
     """Draw whose fault it is first (isolated error), then what it does (per-layer KL)."""
     scope = candidate.culprit.scope if candidate.culprit else None
     index = layer_index(scope) if scope is not None else None
@@ -163,7 +163,17 @@ def _section(candidate: CandidateResult, figures: Figures) -> str:
             ("lens_kl", "Per-layer KL through the lens, nats (how bad it is there)"),
         )
     )
-    return f"<h2>{_text(candidate.name)}</h2>{drawings}{_layers(figures)}"
+    along = f"{positions.drawing(result, candidate.name)}{_by_position(result, candidate.name)}"
+    return f"<h2>{_text(candidate.name)}</h2>{drawings}{_layers(figures)}{along}"
+
+
+def _by_position(result: RunResult, name: str) -> str:
+    rows = positions.cells(positions.table(result, name))
+    if len(rows) < 2:
+        return ""
+    head = ("position", "output KL", "positions", "lens KL, mean of layers", "positions")
+    table = _table(head, "".join(_cells(list(row)) for row in rows))
+    return f"<details><summary>KL by position</summary>{table}</details>"
 
 
 def _layers(figures: Figures) -> str:

@@ -3,7 +3,7 @@
 import re
 
 from quantwatch.domain import CandidateResult, RunResult
-from quantwatch.report import words
+from quantwatch.report import positions, words
 from quantwatch.report.detection import detection_words
 from quantwatch.report.figures import Figures
 from quantwatch.report.numbers import printable
@@ -29,6 +29,7 @@ def render(result: RunResult) -> str:
         "",
         *_candidates(result, figures),
         *_worst_layers(result, figures),
+        *_by_position(result),
         *_alerts(result, figures),
         *_repeat(result),
     ]
@@ -98,6 +99,15 @@ def _worst_layers(result: RunResult, figures: dict[str, Figures]) -> list[str]:
     title = f"Worst {len(layers)} of {len(chosen.layers)} layers of **{escape(worst.name)}**:"
     head = [f"| layer | {' | '.join(numbers.values())} |", "|---" * (1 + len(numbers)) + "|"]
     return [title, "", *head, *rows, ""]
+
+
+def _by_position(result: RunResult) -> list[str]:
+    """Show the worst candidate's KL by position."""
+    worst = words.worst_candidate(result)
+    if worst is None or worst.bit_equal:
+        return []
+    title = f"Mean KL by position in the prompt, **{escape(worst.name)}**:"
+    return positions.markdown(result, worst.name, title)
 
 
 def _alerts(result: RunResult, figures: dict[str, Figures]) -> list[str]:

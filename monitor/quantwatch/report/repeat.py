@@ -22,6 +22,7 @@ def repeat_command(result: "RunResult") -> str | None:
         return None
     words = ["quantwatch", "compare", *models, *_options(suite, reference, candidates[0])]
     words += ["--threads", threads] if (threads := result.config.get("threads")) else []
+    words += ["--prefill-chunk", size] if (size := result.config.get("prefill_chunk")) else []
     words += ["--allow-beyond-context"] if result.config.get("allow_beyond_context") else []
     return shlex.join(str(word) for word in words)
 

@@ -38,8 +38,8 @@ SURFACE = {
     "--wait --yes name",
     "check validate": "",
     "compare": "--allow-beyond-context --candidate-dtype --dtype --execution --format --json --limit "
-    "--no-store --output --recipe --reference-cache --score-start --store --text --threads --window --yes "
-    "candidate reference",
+    "--no-store --output --prefill-chunk --recipe --reference-cache --score-start --store --text "
+    "--threads --window --yes candidate reference",
     "dashboard": "--address --port",
     "db backup": "target",
     "db check": "",

@@ -149,3 +149,67 @@ def test_groups_of_scopes_give_the_same_rows(
     whole = filled.measurements("cand")
     monkeypatch.setattr(aggregate, "_GROUP_BYTES", 1)
     assert filled.measurements("cand") == whole
+
+
+def pieces_of(whole: Observation, size: int) -> Iterator[Observation]:
+    """Cut an observation as capture does: by positions, what is of the prompt with the last one."""
+    length = LENGTHS[whole.prompt]
+    for start in range(0, length, size):
+        stop, matrices = min(start + size, length), []
+        for matrix in whole.matrices:
+            at = matrix.positions
+            here = (
+                np.arange(start, stop)
+                if at is None
+                else np.flatnonzero((at >= start) & (at < stop))
+            )
+            if matrix.role == "extra":
+                here = np.arange(len(matrix.values[0])) if stop == length else here[:0]
+            if len(here):
+                positions = None if at is None else at[here]
+                values = np.ascontiguousarray(matrix.values[:, here])
+                matrices.append(
+                    TokenMatrix(matrix.metric, matrix.scopes, values, positions, matrix.role)
+                )
+        top = TopLogits(*(np.full((stop - start, 2), fill) for fill in (7, 1.5, 8, 2.5, 0.5)))
+        yield Observation(whole.candidate, whole.prompt, tuple(matrices), top, offset=start)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_pieces_give_the_same_bits(tmp_path: Path, filled: Aggregator, size: int) -> None:
+    """Catches sums per piece instead of per prompt, and columns that lie elsewhere."""
+    with Aggregator(suite(), tmp_path) as other:
+        for prompt in (1, 2, 0):
+            for piece in pieces_of(observation(prompt), size):
+                other.observe(piece)
+        assert set(other.measurements("cand")) == set(filled.measurements("cand"))
+        theirs = {(b.kind, b.metric, b.prompt): b for b in filled.blocks("cand")}
+        for block in other.blocks("cand"):
+            if block.kind == "topk":
+                assert block.values.shape == (5, LENGTHS[block.prompt or 0], 2)
+                continue
+            same = theirs.pop((block.kind, block.metric, block.prompt))
+            assert block.scopes == same.scopes
+            np.testing.assert_array_equal(block.values, same.values)
+            np.testing.assert_array_equal(block.missing, same.missing)
+        assert not theirs
+
+
+@pytest.mark.parametrize("order", [(1, 0), (0, 0), (0, 2)], ids=["late", "twice", "a gap"])
+def test_pieces_out_of_turn_are_refused(tmp_path: Path, order: tuple[int, int]) -> None:
+    """Catches a shard that loses or repeats a piece."""
+    found = list(pieces_of(observation(0), 1))
+    with Aggregator(suite(), tmp_path) as sink:
+        if order[0] == 0:
+            sink.observe(found[0])
+        with pytest.raises(ValueError, match="was due"):
+            sink.observe(found[order[0] or order[1]])
+
+
+def test_positions_of_pieces_only_grow(tmp_path: Path) -> None:
+    """Catches sampled positions that are counted twice."""
+    lens = TokenMatrix("lens_kl", LAYERS, np.zeros((2, 1)), np.array([2]))
+    with Aggregator(suite(), tmp_path) as sink:
+        sink.observe(Observation("cand", 0, (lens,), offset=0))
+        with pytest.raises(ValueError, match="position 2 came after 2"):
+            sink.observe(Observation("cand", 0, (lens,), offset=3))

@@ -1,0 +1,73 @@
+"""A long prompt's observations arrive in pieces: they wait in the spool and are read as one.
+
+Joined, they are the same values in the same order as those of a prompt that came at once, so every
+sum and quantile has the same bits.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantwatch.domain import Observation, Scope, TokenMatrix
+from quantwatch.metrics.spool import Slot
+
+Positions = NDArray[np.int64]
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Pieces:
+    """What was observed on one prompt: its pieces in order, one of a prompt that went at once."""
+
+    slots: list[Slot]
+    at: list[Positions]
+    """Each piece's positions; empty when all scored ones were measured."""
+
+    @property
+    def num_columns(self) -> int:
+        """Number of values per scope."""
+        return sum(slot.shape[-1] for slot in self.slots)
+
+    @property
+    def positions(self) -> Positions | None:
+        """All pieces' positions."""
+        return np.concatenate(self.at) if self.at else None
+
+
+Kept = dict[int, Pieces]
+"""By prompt."""
+
+
+@dataclass(slots=True)
+class Series:
+    """One metric of one candidate at a group of scopes that arrive together, by prompt."""
+
+    scopes: tuple[Scope, ...]
+    samples: Kept = field(default_factory=dict)
+    extras: Kept = field(default_factory=dict)
+
+    def among(self, prompts: Collection[int]) -> "Series":
+        """Return the part of some prompts."""
+        return Series(self.scopes, only(self.samples, prompts), only(self.extras, prompts))
+
+
+def only(by_prompt: Mapping[int, T], prompts: Collection[int]) -> dict[int, T]:
+    """Return what is kept of some prompts."""
+    return {prompt: kept for prompt, kept in by_prompt.items() if prompt in prompts}
+
+
+def check_turn(known: Pieces | None, observation: Observation, matrix: TokenMatrix) -> None:
+    """Raise ValueError for what was observed before, or comes before what has to come first."""
+    what = f"{matrix.metric} of {observation.candidate} on prompt {observation.prompt}"
+    if known is not None and observation.offset is None:
+        raise ValueError(f"{what} was observed twice")
+    at, columns = matrix.positions, 0 if known is None else known.num_columns
+    if at is None and observation.offset not in (None, columns):
+        raise ValueError(f"{what}: a piece from {observation.offset} on came, {columns} was due")
+    if known is not None and (at is None) == bool(known.at):
+        raise ValueError(f"{what}: pieces with and without positions")
+    if known is not None and at is not None and len(at) and at[0] <= known.at[-1][-1]:
+        raise ValueError(f"{what}: position {at[0]} came after {known.at[-1][-1]}")
