@@ -59,7 +59,8 @@ class SuffixRun:
 
     def difference(self, *, from_start: bool = False) -> Difference:
         """Run the model as it is from the walk's position (or from its embedding) and compare."""
-        rows = self._rows(self.walk.restarted() if from_start else self.walk)
+        walk = LayerWalk(self.model, self.walk.inputs) if from_start else self.walk
+        rows = self._rows(walk)
         kl, agreed = rows[:2].mean(1).tolist()
         right, right_before = rows[2:].nanmean(1).tolist()  # NaN: no next token
         return Difference(kl, 1 - agreed, right_before - right)
