@@ -111,3 +111,24 @@ def test_a_candidate_that_can_not_fails_alone(
     )
     with pytest.raises(ModelError, match="unset prefill_chunk"):
         compared((pair[0], served), prefill_chunk=16)
+
+
+def test_a_stored_run_keeps_its_ranges(folder: Path, database: Any) -> None:
+    """Catches ranges that JSON or the database changes, and pieces that the store can't take."""
+    from tests.monitor.pipeline.test_streamed_check import Quiet, _request
+
+    from quantwatch.pipeline import run_check
+    from quantwatch.store import blocks, runs
+
+    run = run_check(_request(folder, prefill_chunk=6), database=database, progress=Quiet())
+    stored = runs.get_result(database, run.run_id)
+    assert stored.capture["chunked_prompts"] > 5
+    for name in ("int8", "faulty"):
+        ranges = ranges_of(stored.capture, name)
+        assert ranges == ranges_of(run.capture, name)
+        assert {each.metric for each in ranges} == {"logit_kl", "lens_kl"}
+        assert all(each.se is not None for each in ranges)
+    kept = blocks.get_block(database, run.run_id, "int8", "per_token", "logit_kl", 15)
+    assert kept is not None
+    assert kept.values.shape == (1, 21)
+    assert (kept.values >= 0).all()  # NaN marks what wasn't measured

@@ -54,10 +54,11 @@ def _measured(request: RunRequest) -> tuple[list[Block], Any, Any]:
         return list(measured.blocks()), dict(measured.floor), measured.models
 
 
-def test_a_streamed_check_stores_the_same_numbers(folder: Path) -> None:
+@pytest.mark.parametrize("settings", [{}, {"prefill_chunk": 5}], ids=["whole", "in chunks"])
+def test_a_streamed_check_stores_the_same_numbers(folder: Path, settings: dict[str, Any]) -> None:
     """Catches a measurement that reads a layer before its values are there or after they went."""
-    blocks, floor, models = _measured(_request(folder))
-    streamed, streamed_floor, others = _measured(_request(folder, memory="streamed"))
+    blocks, floor, models = _measured(_request(folder, **settings))
+    streamed, streamed_floor, others = _measured(_request(folder, memory="streamed", **settings))
     assert len(blocks) == len(streamed) > 50
     for ours, theirs in zip(streamed, blocks, strict=True):
         assert (ours.kind, ours.metric, ours.prompt) == (theirs.kind, theirs.metric, theirs.prompt)
