@@ -37,7 +37,7 @@ def side_card(letter: str, side: Side, now: datetime, zone: tzinfo) -> Html:
     """Return who one side is: candidate, verdict, check, when, how large."""
     result, variant = side.result, side.candidate.variant
     size = "" if variant is None else (
-        f"{variant.execution} · {variant.bits_per_weight:.2f} bits per weight · "
+        f"{variant.execution} · {text.bits(variant.bits_per_weight)} bits per weight · "
         f"{text.size(variant.size_bytes)}"
     )  # fmt: skip
     run = link("open run →", "run", run=result.run_id, candidate=side.candidate.name)

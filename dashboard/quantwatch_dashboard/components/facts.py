@@ -54,7 +54,8 @@ def variant(shown: Variant) -> Html:
     return facts(
         [
             ("execution", shown.execution),
-            ("size", f"{text.size(shown.size_bytes)}, {shown.bits_per_weight:.2f} bits per weight"),
+            ("size", text.size(shown.size_bytes)),
+            ("bits per weight", text.bits(shown.bits_per_weight)),
             ("source", _code(json.dumps(dict(shown.source), ensure_ascii=False, default=str))),
             *digests,
             *(("note", note) for note in shown.notes),

@@ -55,7 +55,7 @@ def _variant(group: str, variant: Variant | None) -> Iterator[tuple[tuple[str, s
     for name in variant.fingerprint.__slots__:
         yield (group, name), _shown(getattr(variant.fingerprint, name))
     yield (group, "execution"), variant.execution
-    yield (group, "bits per weight"), f"{variant.bits_per_weight:.2f}"
+    yield (group, "bits per weight"), text.bits(variant.bits_per_weight)
     yield (group, "size"), text.size(variant.size_bytes)
 
 

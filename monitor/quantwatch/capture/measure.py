@@ -43,6 +43,8 @@ class Measurer:
 
     def measure(self, trace: Trace, layout: Layout, progress: Progress) -> None:
         """Measure all candidates on the prompts of a trace, in the layout's batch."""
+        if not self.probes:
+            return
         readings: dict[str, Reading] = {}
         for name, probe in self.probes.items():
             with self.report.timed("candidates"):

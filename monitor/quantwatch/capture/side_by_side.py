@@ -1,6 +1,6 @@
 """Run the reference and its candidates side by side over a suite and compare them as they go."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -18,17 +18,20 @@ from quantwatch.capture.probe import Probe
 from quantwatch.capture.readout import readout_of
 from quantwatch.capture.report import CaptureReport
 from quantwatch.capture.sampling import isolated_prompts, stratified_positions
+from quantwatch.capture.served import ServedMeasurer
 from quantwatch.capture.trace import LiveTraceSource, Trace, TraceSource
 from quantwatch.domain import Progress, Prompt, Scope, Sink, Suite, is_layer, layer_index
 from quantwatch.errors import CaptureError
 from quantwatch.models.loaded import LoadedModel
+from quantwatch.models.served.model import ServedModel
+from quantwatch.models.served.opening import NOT_MEASURABLE
 
 REFERENCE = "reference"
 _OBSERVED_TOKENS = 4
 
 
 def capture_suite(
-    models: Mapping[str, LoadedModel],
+    models: Mapping[str, LoadedModel | ServedModel],
     suite: Suite,
     plan: CapturePlan,
     sink: Sink,
@@ -37,7 +40,8 @@ def capture_suite(
 ) -> CaptureReport:
     """Measure every candidate on every prompt; the noise floor goes to `floor`.
 
-    `models` holds the reference under that name, and the candidates under theirs.
+    `models` holds the reference under that name, and the candidates under theirs. Of one that is
+    served only what it tells is compared; if it can't be measured to the end, the report says why.
 
     The floor is the reference against itself: the start of some isolated prompts beside another
     text instead of alone (as "reference"), and a few tokens under another thread count and another
@@ -49,17 +53,22 @@ def capture_suite(
             reference and candidate don't take the same hidden states.
     """
     report = CaptureReport()
-    _describe(models, report)
+    loaded = {n: model for n, model in models.items() if isinstance(model, LoadedModel)}
+    served = {n: model for n, model in models.items() if isinstance(model, ServedModel)}
+    _describe(loaded, served, report)
+    reference = loaded[REFERENCE]
     with torch.no_grad(), ExitStack() as stack:
-        probes = _observe(models, suite.prompts[0], plan, report, stack)
+        probes = _observe(loaded, suite.prompts[0], plan, report, stack)
         source = LiveTraceSource(probes[REFERENCE])
         others = {name: probe for name, probe in probes.items() if name != REFERENCE}
         main = Measurer(source, others, plan, sink, report)
         quiet = replace(plan, worst_positions=0)  # shown only, and nobody looks at the floor's
         itself = {REFERENCE: probes[REFERENCE]}
         noise = Measurer(source, itself, quiet, floor, CaptureReport())
-        night = _Night(source, (main, noise), suite, plan, models[REFERENCE].max_positions)
+        asked = ServedMeasurer(source, served, reference.dtype, sink, report)
+        night = _Night(source, (main, noise, asked), suite, plan, reference.max_positions)
         night.run(progress)
+        asked.finish()
         short = _condition_prompt(suite, plan)
         if short is not None:
             with report.timed("floor"):
@@ -75,13 +84,13 @@ class _Night:
     def __init__(
         self,
         source: TraceSource,
-        measurers: tuple[Measurer, Measurer],
+        measurers: tuple[Measurer, Measurer, ServedMeasurer],
         suite: Suite,
         plan: CapturePlan,
         max_positions: int | None,
     ) -> None:
         self._source = source
-        self._main, self._noise = measurers
+        self._main, self._noise, self._served = measurers
         self._suite = suite
         self._plan = plan
         self._max_positions = max_positions
@@ -94,7 +103,8 @@ class _Night:
         batches = plan_batches(suite.prompts, isolated, plan.batch_tokens)
         report.num_padding_tokens = sum(batch.num_padding for batch in batches)
         again = sum(self._floor_length(p) for p in suite.prompts if p.index in floor)
-        progress.start("measure", suite.num_tokens * (1 + len(self._main.probes)) + again)
+        passes = 1 + len(self._main.probes) + self._served.num_models
+        progress.start("measure", suite.num_tokens * passes + again)
         for batch in batches:
             self._measure(batch, progress, with_floor=batch.prompts[0].index in floor)
 
@@ -118,6 +128,7 @@ class _Night:
         for scope, reason in trace.unmeasured.items():
             report.missing.setdefault(scope, {})[REFERENCE] = reason
         self._main.measure(trace, layout, progress)
+        self._served.measure(trace, layout, progress)
         if with_floor:
             with report.timed("floor"):
                 self._measure_floor(trace, progress)
@@ -159,7 +170,9 @@ def _observe(
     return probes
 
 
-def _describe(models: Mapping[str, LoadedModel], report: CaptureReport) -> None:
+def _describe(
+    models: Mapping[str, LoadedModel], served: Iterable[str], report: CaptureReport
+) -> None:
     """Note where the taps are in each model, and what is missing.
 
     Raises:
@@ -168,6 +181,8 @@ def _describe(models: Mapping[str, LoadedModel], report: CaptureReport) -> None:
     """
     reference = models[REFERENCE].anatomy
     refuse_as_reference(models[REFERENCE])
+    for scope in {**reference.taps, **reference.linears}:
+        report.missing[scope] = dict.fromkeys(served, NOT_MEASURABLE)
     for name, model in models.items():
         anatomy = model.anatomy
         for scope, reason in incomparable(model).items():

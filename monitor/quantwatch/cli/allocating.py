@@ -66,6 +66,7 @@ def allocate(session: Session, model: str, wish: "Wanted", texts: Texts, out: Pa
     except ValueError as error:
         raise UserError(f"{model}: {error}") from error
     lines = summary(model, wish, found, f"{measured.text.name}; calibrated on {chosen.note}")
+    assert loaded.variant.bits_per_weight is not None  # it was loaded here
     lines += on_a_grid(model, loaded.variant.bits_per_weight)
     write_recipe(out, found.recipe, lines)
     if session.json:

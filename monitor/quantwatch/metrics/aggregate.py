@@ -45,6 +45,8 @@ class _Series:
     scopes: tuple[Scope, ...]
     samples: Kept = field(default_factory=dict)
     extras: Kept = field(default_factory=dict)
+    missing: dict[int, int] = field(default_factory=dict)
+    """Prompt → positions that came to nothing, where there are any."""
 
 
 class Aggregator:
@@ -113,6 +115,8 @@ class Aggregator:
         double = matrix.scopes == (MODEL,) or matrix.metric in _DOUBLE
         slot = self._spool.append(matrix.values.astype(np.float64 if double else np.float32))
         kept[prompt] = (slot, matrix.positions)
+        if matrix.num_missing:
+            series.missing[prompt] = matrix.num_missing
 
     def _summaries(self, metric: str, series: _Series) -> Iterator[Measurement]:
         worst: Literal["max", "min"] = "min" if METRICS[metric].direction == "higher" else "max"
@@ -130,14 +134,21 @@ class Aggregator:
                     PromptValues(p, v[row].astype(np.float64), self._positions(p, at))
                     for p, v, at in read
                 ]
-                yield summarize(metric, scope, parts, worst=worst, method=self._method(series))
+                yield summarize(
+                    metric,
+                    scope,
+                    parts,
+                    worst=worst,
+                    method=self._method(series),
+                    num_missing=sum(series.missing.values()),
+                )
 
     def _method(self, series: _Series) -> str:
         """Say what the mean was taken over. The last position of a prompt has no next token."""
         if len(series.samples) < len(self._prompts):
             return "sampled prompts"
         counts = (
-            (len(at), self._prompts[p].num_scored)
+            (len(at) + series.missing.get(p, 0), self._prompts[p].num_scored)
             for p, (_, at) in series.samples.items()
             if at is not None
         )

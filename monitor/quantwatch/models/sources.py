@@ -39,6 +39,10 @@ def resolve_source(config: VariantConfig, base_dir: Path) -> Source:
     Raises:
         ModelError: nothing is there, or a setting doesn't apply to what is there.
     """
+    if config.served is not None:
+        raise ModelError(
+            f"{config.served.url} is a server: its layers can't be looked into, changed or swapped"
+        )
     if config.model is None:
         return _factory(config)
     if config.model == DEMO_MODEL:

@@ -1,4 +1,4 @@
-"""One guarded exchange: no redirects, no proxies, no cookies, no netrc, bounded in time and size."""
+"""One guarded exchange: no redirects, proxies, cookies or netrc, bounded in time and size."""
 
 import ssl
 from collections.abc import Mapping, Sequence

@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from quantwatch.alerts.overrides import out_of_reach
 from quantwatch.capture.events import unrouted_words
 from quantwatch.domain import (
     WARNING,
@@ -15,8 +16,9 @@ from quantwatch.domain import (
     Variant,
     Verdict,
 )
-from quantwatch.metrics.culprit import find_culprit
+from quantwatch.metrics.culprit import find_culprit, unseen_culprit
 from quantwatch.metrics.registry import VERSION
+from quantwatch.models.served.opening import NOT_MEASURABLE
 from quantwatch.pipeline.against import find_baseline
 from quantwatch.pipeline.bench import Case, judged
 from quantwatch.pipeline.measure import REFERENCE, Measured
@@ -43,7 +45,10 @@ def judge(
     """
     run = _unjudged(request, measured, run_id, started)
     against = find_baseline(request, database, run)
-    results = {config.name: _measured(config.name, measured) for config in request.check.candidates}
+    results = {
+        config.name: _measured(config.name, measured, out_of_reach(request.check, config))
+        for config in request.check.candidates
+    }
     case = Case(
         run=run,
         check=request.check,
@@ -93,30 +98,41 @@ def _unjudged(request: RunRequest, measured: Measured, run_id: str, started: dat
     )
 
 
-def _measured(name: str, measured: Measured) -> CandidateResult:
+def _measured(name: str, measured: Measured, unjudged: tuple[str, ...]) -> CandidateResult:
     """Return a candidate before it is judged; its verdict is known if the reference is broken."""
-    failure = measured.models.failures.get(name)
+    failure = measured.models.failures.get(name) or measured.report.failed.get(name)
     if failure is not None:
         return CandidateResult(name, None, None, failure=failure)
-    result = _measured_candidate(name, measured)
+    result = _measured_candidate(name, measured, unjudged)
     broken = measured.report.first_nonfinite.get(REFERENCE)
     return result if broken is None else _undecided(result, broken)
 
 
-def _measured_candidate(name: str, measured: Measured) -> CandidateResult:
+def _measured_candidate(
+    name: str, measured: Measured, unjudged: tuple[str, ...]
+) -> CandidateResult:
     report, measurements = measured.report, measured.sink.measurements(name)
     nonfinite = measured.sink.first_nonfinite(name)
-    bit_equal = report.bit_equal[name]
-    culprit = find_culprit(
-        measurements,
-        floor=measured.floor,
-        first_nonfinite=nonfinite,
-        bit_equal=bit_equal,
-        head_rows=report.head_rows.get(name, ()),
-    )
+    bit_equal = report.bit_equal.get(name, False)  # of a server nobody can tell
+    if name in measured.models.served:
+        culprit = unseen_culprit(NOT_MEASURABLE, nonfinite)
+    else:
+        culprit = find_culprit(
+            measurements,
+            floor=measured.floor,
+            first_nonfinite=nonfinite,
+            bit_equal=bit_equal,
+            head_rows=report.head_rows.get(name, ()),
+        )
     events = tuple(f"{WARNING}{words}" for words in report.events.get(name, ()))
-    notes = (*measured.models.notes[name], *events, *unrouted_words(report.unrouted, name))
-    variant = _with_notes(measured.models.candidates[name].variant, notes)
+    rules = [f"rules without effect ({NOT_MEASURABLE}): {', '.join(unjudged)}"] if unjudged else []
+    notes = (
+        *measured.models.notes[name],
+        *events,
+        *unrouted_words(report.unrouted, name),
+        *rules,
+    )
+    variant = _with_notes(measured.models.variant(name), notes)
     return CandidateResult(
         name, variant, None, measurements, culprit, nonfinite, bit_equal=bit_equal
     )

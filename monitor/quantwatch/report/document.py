@@ -17,6 +17,7 @@ from quantwatch.report.words import alert_value
 
 Document = dict[str, Any]
 _KL = ("mean", "se", "p50", "p90", "p99", "p999", "max")
+_SERVED = ("served_tv", "served_tv_most", "served_unseen")
 _PLAIN = ("top1_agreement", "topk_logit_deviation_k5", "topk_logit_deviation_k3")
 _LENS = ("mean", "p99", "max")
 _LAYER = ("isolated_error", "rel_error", "sqnr_db", "cosine", "feature_kl")
@@ -93,11 +94,13 @@ def _candidate(candidate: CandidateResult) -> Document:
         "failure": candidate.failure,
         "changed": changed(candidate.baseline_differences),
         "logit_kl": _statistics(figures, "logit_kl", "model", _KL),
+        "served_kl": _statistics(figures, "served_kl", "model", _KL),
         "bit_equal": candidate.bit_equal,
         "first_nonfinite": found
         and {"scope": found.scope, "prompt": found.prompt, "position": found.position},
         **_fields(_output_numbers(figures)),
         "num_nonfinite": figures.num_nonfinite,
+        "num_missing": figures.num_missing,
         "layers": [_layer(figures, scope) for scope in figures.layers],
         "scopes": [_scope(figures, scope) for scope in figures.scopes],
     }
@@ -108,7 +111,7 @@ def _output_numbers(figures: Figures) -> dict[str, Number]:
     variant = figures.candidate.variant
     return {
         "leaked_mass": figures.leaked_mass,
-        **{name: figures.number(name) for name in _PLAIN},
+        **{name: figures.number(name) for name in (*_PLAIN, *_SERVED)},
         "ppl_reference": reference,
         "ppl_candidate": candidate,
         "ppl_ratio": ratio,

@@ -36,6 +36,7 @@ from quantwatch.config.schema import (
     SuiteConfig,
     VariantConfig,
 )
+from quantwatch.config.served import ServedConfig
 from quantwatch.config.serving import ServeConfig
 from quantwatch.config.watching import FlappingConfig, MaintenanceConfig
 
@@ -64,6 +65,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "recipe.rotation": RotationConfig,
     "recipe.calibration": CalibrationConfig,
     "serve": ServeConfig,
+    "served": ServedConfig,
     "faults": FaultConfig,
     "suite": SuiteConfig,
     "rules": RuleConfig,
