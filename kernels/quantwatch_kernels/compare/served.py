@@ -115,8 +115,9 @@ def _chunk(
     ratio = log_p_target - told.target
     ratio = torch.where(told.target == -torch.inf, torch.inf, ratio)
     delta_p = log_p_target.exp() * torch.expm1(-ratio)
-    columns = torch.stack([*bounds, *ranks, delta_p, -log_p_target, -told.target, ratio])
-    columns[-3] = columns[-3].masked_fill(told.target.isnan(), torch.nan)
+    # Where one model's isn't known, the other's would make two means of different tokens.
+    nll = (-log_p_target).masked_fill(told.target.isnan(), torch.nan)
+    columns = torch.stack([*bounds, *ranks, delta_p, nll, -told.target, ratio])
     return columns.masked_fill(undefined, torch.nan)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import TYPE_CHECKING
 
 import httpcore
@@ -69,7 +70,7 @@ class Wire:
     ) -> None:
         self._resolver = resolver
         self._connector = connector
-        self._tls = tls or _trusted()
+        self._tls = tls
 
     def exchange(
         self, message: Message, journey: Journey, limits: Limits
@@ -89,7 +90,8 @@ class Wire:
             content=message.body,
             extensions={"timeout": {"connect": limits.connect_s, "read": total, "write": total}},
         )
-        with httpcore.ConnectionPool(ssl_context=self._tls, network_backend=backend) as pool:
+        tls = (self._tls or _trusted()) if url.scheme == "https" else None
+        with httpcore.ConnectionPool(ssl_context=tls, network_backend=backend) as pool:
             response = pool.handle_request(request)
             try:
                 start = _start_of(response, limits.read_bytes)
@@ -148,6 +150,7 @@ def _fields(response: httpcore.Response) -> dict[str, str]:
     return {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in response.headers}
 
 
+@cache
 def _trusted() -> ssl.SSLContext:
     """Trust the system's authorities and those that httpx ships."""
     import certifi

@@ -183,7 +183,9 @@ class FrontEnd:
         """llama.cpp's answer to one token."""
         ids, k = body["prompt"], body["n_probs"]
         row = self.logprobs(ids)[-1]
-        tops = [{"id": i, "token": self._text(i), "logprob": row[i].item()} for i in self._top(row, k)]
+        tops = [
+            {"id": i, "token": self._text(i), "logprob": row[i].item()} for i in self._top(row, k)
+        ]
         return {
             "content": tops[0]["token"], "model": self.name, "tokens_evaluated": len(ids),
             "truncated": False, "completion_probabilities": [{**tops[0], "top_logprobs": tops}],

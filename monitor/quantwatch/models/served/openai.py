@@ -93,8 +93,8 @@ def _read(
         raise GarbledAnswerError("the answer has no tokens, token_logprobs and top_logprobs")
     if len({len(tokens), len(targets), len(tops)}) != 1:
         raise GarbledAnswerError("tokens, token_logprobs and top_logprobs have different lengths")
-    if len(tokens) != len(question.ids) + 1:  # with the generated one
-        same_count(len(tokens), len(question.ids))
+    if len(tokens) != len(question.ids):
+        same_count(len(tokens) - 1, len(question.ids))  # the generated one is the last
     _same_texts(tokens, question)
     found = [_position(targets[at], tops[at], question.top_k, by_text) for at in question.targets]
     _require_ids(found)
