@@ -18,6 +18,10 @@ _NOT_KEPT = (
     "No token matrices are stored for this candidate: they were dropped by retention, or never "
     "measured."
 )
+_SERVED = (
+    "Layers and tokens of this candidate are not measurable: it is served, and tells only the "
+    "log-probabilities of its likeliest tokens."
+)
 _DRAWN = "layer-drawn"
 """The chosen layer as the charts above show it: they are drawn anew when it changes here."""
 
@@ -45,6 +49,9 @@ def show(url: str, result: RunResult, lead: CandidateResult) -> None:
     with one:
         name = pick("Candidate", "candidate", names, lead.name)
     candidate = next(c for c in result.candidates if c.name == name)
+    if candidate.variant is not None and candidate.variant.source.get("kind") == "served":
+        page.say(_SERVED)
+        return
     kinds = tokens.block_kinds(url, result.run_id, name)
     prompts = tokens.prompts(url, result.suite_hash)
     stored = {str(p.index): p for p in prompts if ("per_token", "logit_kl", p.index) in kinds}

@@ -59,6 +59,8 @@ def request_of(folder: Path, server: FrontEnd) -> Request:
                 "suite": {"files": ["prompts.json"]},
                 "rules": rules,
                 "lens_positions": lens,
+                # Nothing of a server is isolated, and the floor is of the reference.
+                "isolated_fraction": 0,
             }
         )
         return RunRequest("served", check, folder, folder / "cache")
