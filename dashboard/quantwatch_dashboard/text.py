@@ -119,11 +119,6 @@ def more(total: int, shown: int, what: str = "") -> str:
     return f"and {left:,} more{f' {what}' if what else ''}" if left > 0 else ""
 
 
-def bits(per_weight: float | None) -> str:
-    """Return bits per weight, a dash where they aren't known: a server doesn't always tell."""
-    return NONE if per_weight is None else f"{per_weight:.2f}"
-
-
 def size(num_bytes: int | None) -> str:
     """Return a size in decimal units, as file sizes are printed."""
     if num_bytes is None:

@@ -11,7 +11,7 @@ from quantwatch_dashboard.components.tiles import tile
 from quantwatch_dashboard.components.tiles import tiles as row_of
 from quantwatch_dashboard.components.verdict import candidate_badge
 from quantwatch_dashboard.components.words import swatch
-from quantwatch_dashboard.logic.figures import figures_of
+from quantwatch_dashboard.logic.figures import bits, figures_of
 
 _COLUMNS = {
     "Output KL, nats": "logit_kl", "p99": "logit_kl",
@@ -141,7 +141,7 @@ def _cells(candidate: CandidateResult, index: int, largest: float) -> list[objec
         _digits(figures.perplexities[2], 5),
         _digits(figures.number("topk_logit_deviation_k5")),
         _digits(figures.leaked_mass),
-        text.bits(variant.bits_per_weight if variant else None),
+        bits(variant),
         text.size(variant.size_bytes if variant else None),
         _equal(candidate, figures),
     ]

@@ -18,10 +18,7 @@ _NOT_KEPT = (
     "No token matrices are stored for this candidate: they were dropped by retention, or never "
     "measured."
 )
-_SERVED = (
-    "Layers and tokens of this candidate are not measurable: it is served, and tells only the "
-    "log-probabilities of its likeliest tokens."
-)
+_SERVED = "Layers and tokens are not measurable: it is served, and tells of its output alone."
 _DRAWN = "layer-drawn"
 """The chosen layer as the charts above show it: they are drawn anew when it changes here."""
 
@@ -49,15 +46,12 @@ def show(url: str, result: RunResult, lead: CandidateResult) -> None:
     with one:
         name = pick("Candidate", "candidate", names, lead.name)
     candidate = next(c for c in result.candidates if c.name == name)
-    if candidate.variant is not None and candidate.variant.source.get("kind") == "served":
-        page.say(_SERVED)
-        return
     kinds = tokens.block_kinds(url, result.run_id, name)
     prompts = tokens.prompts(url, result.suite_hash)
     stored = {str(p.index): p for p in prompts if ("per_token", "logit_kl", p.index) in kinds}
     metrics = [m for m in MATRICES if any(kind[:2] == ("per_token", m) for kind in kinds)]
     if not stored or not metrics:
-        page.say(_NOT_KEPT)
+        page.say(_SERVED if _is_served(candidate) else _NOT_KEPT)
         return
     default = series.default_prompt(result, candidate, list(stored))
     with two:
@@ -72,6 +66,10 @@ def show(url: str, result: RunResult, lead: CandidateResult) -> None:
     run_topk.show(focus, metrics)
     run_births.show(focus)
     run_tokens.show(focus)
+
+
+def _is_served(candidate: CandidateResult) -> bool:
+    return candidate.variant is not None and candidate.variant.source.get("kind") == "served"
 
 
 def _place(
