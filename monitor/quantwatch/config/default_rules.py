@@ -22,6 +22,7 @@ from quantwatch.config.rules import (
 from quantwatch.config.served import ServedConfig
 from quantwatch.domain import Severity
 from quantwatch.errors import ConfigError
+from quantwatch.metrics.registry import OF_SERVED_ALONE
 
 DEFAULT_RULES: tuple[RuleConfig, ...] = (
     RuleConfig(name="nonfinite", metric=NONFINITE, scope="*"),
@@ -56,8 +57,7 @@ DEFAULT_RULES: tuple[RuleConfig, ...] = (
     ),
 )
 
-_ONLY_SERVED = frozenset({"served_kl", "served_tv", "served_tv_most"})
-_OF_SERVED = _ONLY_SERVED | {"top1_agreement", "topk_overlap_k5"}
+_OF_SERVED = OF_SERVED_ALONE | {"top1_agreement", "topk_overlap_k5"}
 """Metrics that rules find in a served candidate."""
 _OF_TARGETS = frozenset({"nll_candidate", "nll_difference", "delta_p"})
 
@@ -71,7 +71,7 @@ def applies(rule: RuleConfig, served: ServedConfig | None) -> bool:
     if rule.metric in COUNTED:
         return True
     if served is None:
-        return rule.source not in _ONLY_SERVED
+        return rule.source not in OF_SERVED_ALONE
     return rule.source in (_OF_SERVED if served.api == "llamacpp" else _OF_SERVED | _OF_TARGETS)
 
 

@@ -77,7 +77,7 @@ def _close(path: Path) -> list[str]:
 
 
 def _factory(config: VariantConfig) -> Source:
-    # The configuration guarantees exactly one of model and factory.
+    # The configuration guarantees exactly one of model, factory and served.
     assert config.factory is not None
     _refuse(config, f"factory {config.factory!r}", "attention")
     return Source("factory", config.factory)
