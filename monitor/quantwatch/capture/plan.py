@@ -30,8 +30,13 @@ class CapturePlan:
     """Padded tokens per batch; a prompt is never split."""
     keep_top: int = 10
     """Logits kept per position and model for the top-k view."""
+    served_top: tuple[tuple[str, int], ...] = ()
+    """Log-probabilities asked for, by served candidate: with more, the bounds are tighter."""
 
     @property
     def sha(self) -> str:
-        """SHA-256 of the plan and the capture version."""
-        return canonical_sha({**asdict(self), "version": VERSION})
+        """SHA-256 of the plan and the capture version; without servers it is what it always was."""
+        found = {**asdict(self), "version": VERSION}
+        if not self.served_top:
+            del found["served_top"]
+        return canonical_sha(found)

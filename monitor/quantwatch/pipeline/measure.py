@@ -87,9 +87,10 @@ def measure_models(
     """Capture a suite on models that are loaded already."""
     floor, spool = NoiseFloor(), request.cache_dir / "spool"
     with pinned_threads(request.check.threads), Aggregator(suite, spool) as sink:
-        every = {REFERENCE: models.reference, **models.candidates, **models.served}
+        candidates: dict[str, LoadedModel | ServedModel] = {**models.candidates, **models.served}
+        every = {REFERENCE: models.reference, **candidates}
         report = capture_suite(every, suite, request.plan, sink, floor, progress)
-        if len(report.failed) == len(models.candidates) + len(models.served):
+        if len(report.failed) == len(candidates):
             raise ModelError("; ".join(f"{name}: {why}" for name, why in report.failed.items()))
         timings = dict(report.timings_s)
         yield Measured(suite, models, report, sink, floor.values, timings, floor.largest())

@@ -30,8 +30,10 @@ class RunRequest:
     @property
     def plan(self) -> CapturePlan:
         """What capture is to measure."""
+        served = ((c.name, c.served.top_k) for c in self.check.candidates if c.served is not None)
         return CapturePlan(
             lens_positions=self.check.lens_positions,
             isolated_fraction=self.check.isolated_fraction,
             batch_tokens=self.check.batch_tokens,
+            served_top=tuple(sorted(served)),
         )

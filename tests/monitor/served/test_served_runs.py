@@ -192,6 +192,7 @@ def test_a_file_becomes_a_stored_run_a_report_and_a_page(stored: Kept) -> None:
     table.renderable(kept)
 
     page = markup(open_page("run", run=result.run_id, candidate="served"))
+    assert row.se is not None
     assert f"≥ {shown.plus_minus(row.mean, row.se)}" in page
     assert "served" in page
     everything = json.dumps(document.document(kept)) + page + json.dumps(kept.capture)
@@ -419,6 +420,15 @@ def test_a_second_night_is_compared_with_the_first(
     assert ("baseline-served-kl", "served_kl") in fired
     changed = {row["metric"] for row in served.baseline_differences if "metric" in row}
     assert {"served_kl", "nll_difference"} <= changed
+
+
+def test_another_k_is_not_compared(request_of: Request, sqlite_db: Database) -> None:
+    """Catches a regression that is nothing but a tighter bound."""
+    first = run(request_of(LOCAL), sqlite_db)
+    baselines.pin(sqlite_db, "served", first.run_id)
+    second = run(request_of(LOCAL, top_k=40), sqlite_db)
+    assert any("capture_sha" in why for why in second.baseline_mismatch)
+    assert candidate(second).verdict == Verdict.INCONCLUSIVE
 
 
 def test_an_estimate_leaves_the_server_out(request_of: Request) -> None:
