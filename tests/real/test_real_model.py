@@ -19,7 +19,7 @@ from quantwatch.capture import layers as lens_module
 from quantwatch.capture import outputs as outputs_module
 from quantwatch.config.schema import CheckConfig
 from quantwatch.domain import CandidateResult
-from quantwatch.metrics.registry import METRICS
+from quantwatch.metrics.registry import METRICS, OF_SERVED_ALONE
 from quantwatch.pipeline import RunRequest, run_check
 from quantwatch.pipeline.judge import judge
 from quantwatch.pipeline.measure import measure_check
@@ -210,7 +210,7 @@ def test_every_metric_of_the_registry_is_measured(captured: Captured) -> None:
     of routers a mixture of experts)."""
     result, _, _ = captured
     routers = {slug for slug, spec in METRICS.items() if spec.where == "router"}
-    assert {m.metric for m in result.measurements} == set(METRICS) - routers - {
+    assert {m.metric for m in result.measurements} == set(METRICS) - routers - OF_SERVED_ALONE - {
         "leaked_mass",
         "isolated_error",
     }

@@ -11,7 +11,7 @@ from quantwatch_dashboard.components.tiles import tile
 from quantwatch_dashboard.components.tiles import tiles as row_of
 from quantwatch_dashboard.components.verdict import candidate_badge
 from quantwatch_dashboard.components.words import swatch
-from quantwatch_dashboard.logic.figures import figures_of
+from quantwatch_dashboard.logic.figures import bits, figures_of
 
 _COLUMNS = {
     "Output KL, nats": "logit_kl", "p99": "logit_kl",
@@ -19,6 +19,7 @@ _COLUMNS = {
     "Top-5 logit dev.": "topk_logit_deviation_k5", "Leaked mass": "leaked_mass",
     "Bits / weight": "", "Size": "", "Bit-equal": "",
 }  # fmt: skip
+_MEASURED = (("max", "logit_kl"), ("Top-5 logit dev.", "topk_logit_deviation_k5"))
 """Column → the metric that its header explains."""
 
 
@@ -26,14 +27,15 @@ def tiles(result: RunResult, candidate: CandidateResult) -> Html:
     """Return the headline numbers of one candidate, each with its interval and noise floor."""
     figures = figures_of(candidate)
     reference, own, ratio = figures.perplexities
-    worst, agreement = figures.number("logit_kl", name="max"), figures.number("top1_agreement")
+    kl = figures.kl_metric
+    worst, agreement = figures.number(kl, name="max"), figures.number("top1_agreement")
     deviation = figures.number("topk_logit_deviation_k5")
     floors = noise_floors(result)
     percents = figures.interval("top1_agreement")
     shown = (
-        ("logit_kl", "Output KL", _mean_se(figures, "logit_kl"),
-         "nats, mean ± standard error by prompt", _bounds(figures, "logit_kl")),
-        ("logit_kl", "Worst token", _digits(worst), _worst_place(figures.row("logit_kl")), ""),
+        (kl, "Output KL", _mean_se(figures, kl),
+         "nats, mean ± standard error by prompt", _bounds(figures, kl)),
+        (kl, "Worst token", figures.at_least + _digits(worst), _worst_place(figures.row(kl)), ""),
         ("top1_agreement", "Top-1 agreement", text.percent(text.plain(agreement)),
          "same first choice, ties count", _percents(percents)),
         ("nll_difference", "Perplexity ratio", _digits(ratio, 5),
@@ -83,12 +85,14 @@ def _worst_place(row: Measurement | None) -> str:
 def _mean_se(figures: Figures, metric: str) -> str:
     row = figures.row(metric)
     mean = text.plain(figures.number(metric))
-    return text.plus_minus(mean, row.se) if row is not None and row.se else text.number(mean)
+    said = text.plus_minus(mean, row.se) if row is not None and row.se else text.number(mean)
+    return f"{figures.at_least}{said}"
 
 
 def side_by_side(result: RunResult) -> Html:
     """Return the table of all candidates and, below it, the reference against itself."""
-    values = (_finite(figures_of(c).number("logit_kl")) for c in result.candidates)
+    known = map(figures_of, result.candidates)
+    values = (_finite(each.number(each.kl_metric)) for each in known)
     largest = max(values, default=0.0)
     rows = [_row(c, i, largest) for i, c in enumerate(result.candidates)]
     if result.noise_floor:
@@ -120,15 +124,16 @@ def _execution(candidate: CandidateResult) -> Html:
 def _cells(candidate: CandidateResult, index: int, largest: float) -> list[object]:
     figures = figures_of(candidate)
     variant = candidate.variant
-    kl = figures.number("logit_kl")
-    numbers = [figures.number("logit_kl", name="p99"), figures.number("logit_kl", name="max")]
+    metric = figures.kl_metric
+    kl, *numbers = (figures.number(metric, name=name) for name in ("mean", "p99", "max"))
     return [
         join(
             [
-                _mean_se(figures, "logit_kl"),
+                _mean_se(figures, metric),
                 bar(_finite(kl) / largest if largest else 0.0, palette.series_style(index)[0]),
                 _interval(figures),
                 _nonfinite(figures),
+                _missing(figures),
             ]
         ),
         *(_digits(n) for n in numbers),
@@ -136,15 +141,22 @@ def _cells(candidate: CandidateResult, index: int, largest: float) -> list[objec
         _digits(figures.perplexities[2], 5),
         _digits(figures.number("topk_logit_deviation_k5")),
         _digits(figures.leaked_mass),
-        f"{variant.bits_per_weight:.2f}" if variant else text.NONE,
+        bits(variant),
         text.size(variant.size_bytes if variant else None),
-        "yes" if candidate.bit_equal else "no",
+        _equal(candidate, figures),
     ]
+
+
+def _equal(candidate: CandidateResult, figures: Figures) -> str:
+    """Say whether every tap and logit is equal; of a server nobody can tell."""
+    if figures.kl_metric == "served_kl":
+        return text.NONE
+    return "yes" if candidate.bit_equal else "no"
 
 
 def _interval(figures: Figures) -> Html:
     """Return the interval of the mean; of a single prompt it has none."""
-    bounds = figures.interval("logit_kl")
+    bounds = figures.interval(figures.kl_metric)
     said = "no interval: one prompt" if bounds is None else f"95 %: {text.interval(bounds)}"
     return tag("span", said, class_="qw-sub")
 
@@ -159,13 +171,20 @@ def _nonfinite(figures: Figures) -> Html:
     return tag("span", f"{figures.num_nonfinite:,} not finite", class_="qw-sub qw-hot")
 
 
+def _missing(figures: Figures) -> Html:
+    """Positions that a server's answers are missing for: the figures are of the others."""
+    if not figures.num_missing:
+        return Html("")
+    return tag("span", f"{figures.num_missing:,} missing", class_="qw-sub qw-hot")
+
+
 def _floor_row(result: RunResult) -> list[object]:
     """The largest difference of the reference against itself: smaller differences mean nothing."""
     floors = noise_floors(result)
     note = tag("span", "reference against itself, other batches", class_="qw-sub")
     cells = [""] * len(_COLUMNS)
     columns = list(_COLUMNS)
-    for name, metric in (("max", "logit_kl"), ("Top-5 logit dev.", "topk_logit_deviation_k5")):
+    for name, metric in _MEASURED:
         if metric in floors:
             cells[columns.index(name)] = text.number(floors[metric])
     return [

@@ -14,6 +14,7 @@ from quantwatch_dashboard.components.words import moment, swatch
 from quantwatch_dashboard.logic import naming
 from quantwatch_dashboard.logic.cells import Kind, value_text
 from quantwatch_dashboard.logic.contrast import Finding, Row, Side, finding
+from quantwatch_dashboard.logic.figures import bits
 from quantwatch_dashboard.logic.grid import TokenGrid
 from quantwatch_dashboard.logic.identities import Fact
 
@@ -37,7 +38,7 @@ def side_card(letter: str, side: Side, now: datetime, zone: tzinfo) -> Html:
     """Return who one side is: candidate, verdict, check, when, how large."""
     result, variant = side.result, side.candidate.variant
     size = "" if variant is None else (
-        f"{variant.execution} · {variant.bits_per_weight:.2f} bits per weight · "
+        f"{variant.execution} · {bits(variant)} bits per weight · "
         f"{text.size(variant.size_bytes)}"
     )  # fmt: skip
     run = link("open run →", "run", run=result.run_id, candidate=side.candidate.name)

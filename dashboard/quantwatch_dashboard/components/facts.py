@@ -10,6 +10,7 @@ from quantwatch.report.words import cache_words
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components import markup
 from quantwatch_dashboard.components.markup import Html, tag
+from quantwatch_dashboard.logic.figures import bits
 
 _DIGESTS = ("weights_sha", "config_sha", "tokenizer_sha", "recipe_sha", "serve_sha", "fault_sha")
 
@@ -63,7 +64,7 @@ def variant(shown: Variant) -> Html:
     return facts(
         [
             ("execution", shown.execution),
-            ("size", f"{text.size(shown.size_bytes)}, {shown.bits_per_weight:.2f} bits per weight"),
+            ("size", f"{text.size(shown.size_bytes)}, {bits(shown)} bits per weight"),
             ("source", _code(json.dumps(dict(shown.source), ensure_ascii=False, default=str))),
             *digests,
             *(("note", note) for note in shown.notes),

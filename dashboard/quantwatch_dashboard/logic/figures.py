@@ -3,8 +3,9 @@
 from collections import OrderedDict
 from threading import Lock
 
-from quantwatch.domain import CandidateResult
+from quantwatch.domain import CandidateResult, Variant
 from quantwatch.report.figures import Figures
+from quantwatch_dashboard import text
 
 _MOST = 32
 _lock = Lock()
@@ -26,3 +27,9 @@ def figures_of(candidate: CandidateResult) -> Figures:
         while len(_known) > _MOST:
             _known.popitem(last=False)
     return found
+
+
+def bits(variant: Variant | None) -> str:
+    """Return bits per weight, a dash where they aren't known: a server doesn't always tell."""
+    known = None if variant is None else variant.bits_per_weight
+    return text.NONE if known is None else f"{known:.2f}"

@@ -7,6 +7,7 @@ from typing import Any
 from quantwatch.domain import Variant
 from quantwatch_dashboard import text
 from quantwatch_dashboard.logic.contrast import Side
+from quantwatch_dashboard.logic.figures import bits
 from quantwatch_dashboard.logic.leaves import leaves
 
 
@@ -55,7 +56,7 @@ def _variant(group: str, variant: Variant | None) -> Iterator[tuple[tuple[str, s
     for name in variant.fingerprint.__slots__:
         yield (group, name), _shown(getattr(variant.fingerprint, name))
     yield (group, "execution"), variant.execution
-    yield (group, "bits per weight"), f"{variant.bits_per_weight:.2f}"
+    yield (group, "bits per weight"), bits(variant)
     yield (group, "size"), text.size(variant.size_bytes)
 
 

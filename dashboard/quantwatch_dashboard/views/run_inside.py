@@ -18,6 +18,7 @@ _NOT_KEPT = (
     "No token matrices are stored for this candidate: they were dropped by retention, or never "
     "measured."
 )
+_SERVED = "Layers and tokens are not measurable: it is served, and tells of its output alone."
 _DRAWN = "layer-drawn"
 """The chosen layer as the charts above show it: they are drawn anew when it changes here."""
 
@@ -50,7 +51,7 @@ def show(url: str, result: RunResult, lead: CandidateResult) -> None:
     stored = {str(p.index): p for p in prompts if ("per_token", "logit_kl", p.index) in kinds}
     metrics = [m for m in MATRICES if any(kind[:2] == ("per_token", m) for kind in kinds)]
     if not stored or not metrics:
-        page.say(_NOT_KEPT)
+        page.say(_SERVED if _is_served(candidate) else _NOT_KEPT)
         return
     default = series.default_prompt(result, candidate, list(stored))
     with two:
@@ -65,6 +66,10 @@ def show(url: str, result: RunResult, lead: CandidateResult) -> None:
     run_topk.show(focus, metrics)
     run_births.show(focus)
     run_tokens.show(focus)
+
+
+def _is_served(candidate: CandidateResult) -> bool:
+    return candidate.variant is not None and candidate.variant.source.get("kind") == "served"
 
 
 def _place(

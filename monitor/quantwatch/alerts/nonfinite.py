@@ -35,7 +35,7 @@ def nonfinite_alert(candidate: CandidateResult, rule: RuleConfig) -> Iterator[Al
 
 
 def _is_output_or_tap(row: Measurement) -> bool:
-    return row.metric == "logit_kl" or METRICS[row.metric].where != "model"
+    return row.metric in ("logit_kl", "served_kl") or METRICS[row.metric].where != "model"
 
 
 def _first_scope(rows: list[Measurement]) -> Scope:

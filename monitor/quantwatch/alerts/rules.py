@@ -19,6 +19,8 @@ from quantwatch.alerts.words import kind_sign, number, title
 from quantwatch.config.rules import COUNTED, DRIFT, RuleConfig
 from quantwatch.domain import MODEL, Alert, CandidateResult, Scope, Severity
 
+MOST_MISSING = 0.01
+"""Share of the positions that may be missing where a rule passes: the others stand for them."""
 LimitOf = Callable[[Reading], Limit | None]
 
 
@@ -62,10 +64,13 @@ def _evaluate_rule(
             continue
         if reading.num_bad and rule.non_finite != "ignore":
             yield _not_finite(candidate, rule, reading, limit_of(reading))
-        elif (change := _change(rule, reading, noise_floor, baseline)) is not None:
-            yield from _judge_change(candidate, rule, reading, change)
+            continue
+        change = _change(rule, reading, noise_floor, baseline)
+        if change is not None:
+            alerts = [*_judge_change(candidate, rule, reading, change)]
         else:
-            yield from _judge(candidate, rule, reading, limit_of(reading))
+            alerts = [*_judge(candidate, rule, reading, limit_of(reading))]
+        yield from alerts or _incomplete(candidate, rule, reading)
 
 
 def _limits(
@@ -131,6 +136,17 @@ def _not_finite(
     )
     found = _alert(candidate, rule, reading, limit, words)
     return found if decides else _undecided(found)
+
+
+def _incomplete(candidate: CandidateResult, rule: RuleConfig, reading: Reading) -> Iterator[Alert]:
+    """Yield that a rule can't pass: too many of the positions that it judges are missing."""
+    missing, asked = reading.row.n_missing, reading.row.n + reading.row.n_missing
+    if missing > MOST_MISSING * asked:
+        words = (
+            f"{title(rule.metric)} at {reading.scope} is missing at {missing:,} of {asked:,} "
+            f"positions: rule {rule.name} can't decide"
+        )
+        yield _undecided(_alert(candidate, rule, reading, None, words))
 
 
 def _undecided(alert: Alert) -> Alert:

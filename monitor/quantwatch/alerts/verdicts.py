@@ -7,8 +7,8 @@ from quantwatch.alerts.limits import NoiseFloor, allowed_change
 from quantwatch.config.rules import RuleConfig
 from quantwatch.domain import Alert, CandidateResult, Measurement, Severity, Verdict
 
-HEADLINE = "logit_kl"
-"""The metric that decides whether a candidate is better than its baseline."""
+HEADLINES = ("logit_kl", "served_kl")
+"""The metrics that decide whether a candidate is better than its baseline: the first measured."""
 
 
 def verdict_of(
@@ -43,10 +43,11 @@ def has_improved(
     """Say whether the output KL is better than the baseline's, as surely as it would have to be
     worse to breach a rule on it. Never without such a rule.
     """
-    now, before = candidate.find(HEADLINE), baseline.find(HEADLINE) if baseline else None
+    headline = next((name for name in HEADLINES if candidate.find(name)), HEADLINES[0])
+    now, before = candidate.find(headline), baseline.find(headline) if baseline else None
     if now is None or before is None or now.num_nonfinite:
         return False
-    found = [r for r in rules if r.enabled and r.kind == "baseline" and r.metric == HEADLINE]
+    found = [r for r in rules if r.enabled and r.kind == "baseline" and r.metric == headline]
     return any(_is_better(rule, now, before, baseline, noise_floor) for rule in found)
 
 

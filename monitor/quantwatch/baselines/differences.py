@@ -8,7 +8,7 @@ from quantwatch.domain import Baseline, CandidateResult, Comparison, Json, Measu
 from quantwatch.metrics.registry import METRICS
 
 NoiseFloor = Mapping[tuple[str, str], float]
-_QUADRATIC = {"logit_kl", "reverse_kl", "js", "lens_kl", "feature_kl"}
+_QUADRATIC = {"logit_kl", "served_kl", "reverse_kl", "js", "lens_kl", "feature_kl"}
 _ABSENT = "absent"
 _ROUNDING = 1e-5
 """By how much two correct float32 implementations differ, in logits and in relative errors. Another

@@ -48,6 +48,8 @@ class Measurer:
 
     def measure(self, trace: Trace, layout: Layout, progress: Progress) -> None:
         """Measure all candidates on the prompts of a trace, in the layout's batch."""
+        if not self.probes:
+            return
         readings = self._read(trace, layout, progress)
         chunk = layout.batch.chunk
         if chunk is not None and chunk.is_first:

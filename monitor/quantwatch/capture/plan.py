@@ -33,14 +33,18 @@ class CapturePlan:
     """Logits kept per position and model for the top-k view."""
     prefill_chunk: int | None = None
     """Tokens per chunk of a prompt that is longer; None: every prompt goes through at once."""
+    served_top: tuple[tuple[str, int], ...] = ()
+    """Log-probabilities asked for, by served candidate: with more, the bounds are tighter."""
 
     @property
     def sha(self) -> str:
-        """SHA-256 of plan and capture version; without a chunk it is as before there were any."""
-        parts = asdict(self)
+        """SHA-256 of plan and capture version; what isn't used leaves it as it always was."""
+        parts = {**asdict(self), "version": VERSION}
         if self.prefill_chunk is None:
             del parts["prefill_chunk"]
-        return canonical_sha({**parts, "version": VERSION})
+        if not self.served_top:
+            del parts["served_top"]
+        return canonical_sha(parts)
 
     def over(self, suite: Suite) -> "CapturePlan":
         """Return the plan as it is on a suite: without a chunk when no prompt is longer than it."""

@@ -48,6 +48,12 @@ class CaptureReport:
     reference_cache: Json = field(default_factory=dict)
     """Whether the reference was live, recorded or read back, and what its audit found."""
 
+    failed: dict[str, str] = field(default_factory=dict)
+    """Served candidate → why it could not be measured to the end."""
+    served: dict[str, dict[str, object]] = field(default_factory=dict)
+    """Served candidate → requests, retries, positions read, missing by reason; and by how much the
+    log-probability of a likeliest token differs when the same prompt is asked again, in nats."""
+
     def note_nonfinite(self, name: str, found: NonFinite | None) -> None:
         """Keep the finding of the first prompt."""
         known = self.first_nonfinite.get(name)

@@ -1,6 +1,6 @@
 """Run the reference and its candidates side by side over a suite and compare them as they go."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +22,7 @@ from quantwatch.capture.plan import CapturePlan
 from quantwatch.capture.probe import Probe
 from quantwatch.capture.readout import readout_of
 from quantwatch.capture.report import CaptureReport
+from quantwatch.capture.served import ServedMeasurer
 from quantwatch.capture.stored.opening import Night, opened
 from quantwatch.capture.stored.parts import CONDITIONS, floor_part
 from quantwatch.capture.stored.recorder import Recorder
@@ -32,9 +33,14 @@ from quantwatch.capture.trace import LiveTraceSource
 from quantwatch.domain import Progress, Scope, Sink, Suite, is_layer, layer_index
 from quantwatch.errors import CaptureError
 from quantwatch.models.loaded import LoadedModel
+from quantwatch.models.served.model import ServedModel
+from quantwatch.models.served.opening import NOT_MEASURABLE
 
 T = TypeVar("T")
 REFERENCE = "reference"
+_NOT_IN_CHUNKS = (
+    "not measurable: a prompt goes in chunks (prefill_chunk), a server is asked for all of it"
+)
 _OBSERVED_TOKENS = 4
 
 
@@ -42,7 +48,7 @@ _OBSERVED_TOKENS = 4
 class Subject:
     """What is captured: models by name (the reference under that name), texts, budgets."""
 
-    models: Mapping[str, LoadedModel]
+    models: Mapping[str, LoadedModel | ServedModel]
     suite: Suite
     plan: CapturePlan
     shelf: Shelf | str | None = None
@@ -50,7 +56,7 @@ class Subject:
 
 
 def capture_suite(
-    models: Mapping[str, LoadedModel],
+    models: Mapping[str, LoadedModel | ServedModel],
     suite: Suite,
     plan: CapturePlan,
     sink: Sink,
@@ -64,6 +70,9 @@ def capture_suite(
 def capture(subject: Subject, sink: Sink, floor: Sink, progress: Progress) -> CaptureReport:
     """Measure every candidate on every prompt; the noise floor goes to `floor`.
 
+    Of a candidate that is served only what it tells is compared; if it can't be measured to the
+    end, the report says why.
+
     The floor is the reference against itself: the start of some isolated prompts beside another
     text instead of alone (as "reference"), and a few tokens under another thread count and another
     attention implementation (as "threads" and "attention"); without isolated prompts there is none.
@@ -76,10 +85,13 @@ def capture(subject: Subject, sink: Sink, floor: Sink, progress: Progress) -> Ca
         CaptureError: a tap didn't fire exactly once, looking changed the logits, or modules of
             reference and candidate don't take the same hidden states.
     """
-    models, plan, report, use = subject.models, subject.plan, CaptureReport(), Use()
-    _describe(models, report)
+    plan, report, use, every = subject.plan, CaptureReport(), Use(), subject.models.items()
+    models = {name: model for name, model in every if isinstance(model, LoadedModel)}
+    served = {name: model for name, model in every if isinstance(model, ServedModel)}
+    _describe(models, served, report)
     reference = models[REFERENCE]
     course = Course(subject.suite, plan, reference.max_positions)
+    report.failed |= dict.fromkeys(served, _NOT_IN_CHUNKS) if course.long else {}
     with torch.no_grad(), ExitStack() as stack:
         report.prefill_effect = try_chunks(models, REFERENCE, subject.suite, plan.prefill_chunk)
         night = Night(REFERENCE, reference, course, report, use)
@@ -91,8 +103,10 @@ def capture(subject: Subject, sink: Sink, floor: Sink, progress: Progress) -> Ca
         side = side_of(kept, LiveTraceSource(probes[REFERENCE]), floor, course)
         others = _without_reference(probes)
         main = Measurer(side.source, others, plan, sink, report)
+        asked = ServedMeasurer(side.source, served, reference.dtype, sink, report)
         with caches_dropped(probes.values()):
-            _Night(side, main, Floor(probes[REFERENCE], course), course).run(progress)
+            _Night(side, (main, asked), Floor(probes[REFERENCE], course), course).run(progress)
+        asked.finish()
         _prove({name: probes[name] for name in run}, report)
         if side.facts is not None:
             report.add_facts(REFERENCE, side.facts)
@@ -108,12 +122,18 @@ def capture(subject: Subject, sink: Sink, floor: Sink, progress: Progress) -> Ca
 class _Night:
     """One pass over a suite."""
 
-    def __init__(self, side: LiveSide, main: Measurer, floor: Floor, course: Course) -> None:
+    def __init__(
+        self,
+        side: LiveSide,
+        measurers: tuple[Measurer, ServedMeasurer],
+        floor: Floor,
+        course: Course,
+    ) -> None:
         self._side = side
-        self._main = main
+        self._main, self._served = measurers
         self._floor = floor
         self._course = course
-        self._probes = (floor.probe, *main.probes.values())
+        self._probes = (floor.probe, *self._main.probes.values())
 
     def run(self, progress: Progress) -> None:
         """Measure batch by batch; `progress` advances after every model's pass."""
@@ -122,7 +142,8 @@ class _Night:
         report.num_padding_tokens = sum(batch.num_padding for batch in course.batches)
         report.chunked_prompts = len(course.long)
         again = sum(course.floor_length(p) for p in suite.prompts if p.index in course.floor)
-        progress.start("measure", suite.num_tokens * (1 + len(self._main.probes)) + again)
+        passes = 1 + len(self._main.probes) + self._served.num_models
+        progress.start("measure", suite.num_tokens * passes + again)
         for batch in course.batches:
             self._measure(batch, progress)
             if batch.chunk is not None and batch.chunk.is_last:
@@ -142,6 +163,7 @@ class _Night:
         for scope, reason in trace.unmeasured.items():
             report.missing.setdefault(scope, {})[REFERENCE] = reason
         self._main.measure(trace, layout, progress)
+        self._served.measure(trace, layout, progress)
         if course.has_floor(batch):
             with report.timed("floor"):
                 name = floor_part(course.number(batch))
@@ -178,7 +200,9 @@ def _observe(
             )
 
 
-def _describe(models: Mapping[str, LoadedModel], report: CaptureReport) -> None:
+def _describe(
+    models: Mapping[str, LoadedModel], served: Iterable[str], report: CaptureReport
+) -> None:
     """Note where the taps are in each model, and what is missing.
 
     Raises:
@@ -187,6 +211,8 @@ def _describe(models: Mapping[str, LoadedModel], report: CaptureReport) -> None:
     """
     reference = models[REFERENCE].anatomy
     refuse_as_reference(models[REFERENCE])
+    for scope in {**reference.taps, **reference.linears}:
+        report.missing[scope] = dict.fromkeys(served, NOT_MEASURABLE)
     for name, model in models.items():
         anatomy = model.anatomy
         for scope, reason in incomparable(model).items():

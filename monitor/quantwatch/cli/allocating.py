@@ -90,12 +90,12 @@ def summary(model: str, wish: "Wanted", found: "Allocated", text: str) -> list[s
     ]
 
 
-def on_a_grid(model: str, bits_per_weight: float) -> list[str]:
+def on_a_grid(model: str, bits_per_weight: float | None) -> list[str]:
     """Say when a model's weights are quantized already: going back to their grid costs too little.
 
     Weights stored in fewer than 16 bits lie on a grid, whatever they are computed in.
     """
-    if bits_per_weight >= MOST_GRID_BITS:
+    if bits_per_weight is None or bits_per_weight >= MOST_GRID_BITS:
         return []
     return [
         f"Careful: {model} is stored in {bits_per_weight:.2f} bits per weight. Its weights lie on "

@@ -11,9 +11,18 @@ from collections.abc import Iterable
 from pydantic import ValidationError
 
 from quantwatch.config.problems import sentences
-from quantwatch.config.rules import NONFINITE, NUMBER_OF_KIND, OWN_RULES, RuleConfig, RuleOverride
+from quantwatch.config.rules import (
+    COUNTED,
+    NONFINITE,
+    NUMBER_OF_KIND,
+    OWN_RULES,
+    RuleConfig,
+    RuleOverride,
+)
+from quantwatch.config.served import ServedConfig
 from quantwatch.domain import Severity
 from quantwatch.errors import ConfigError
+from quantwatch.metrics.registry import OF_SERVED_ALONE
 
 DEFAULT_RULES: tuple[RuleConfig, ...] = (
     RuleConfig(name="nonfinite", metric=NONFINITE, scope="*"),
@@ -30,6 +39,7 @@ DEFAULT_RULES: tuple[RuleConfig, ...] = (
         name="perplexity-ratio", metric="ppl_ratio", threshold=1.05, severity=Severity.WARNING
     ),
     RuleConfig(name="baseline-kl", metric="logit_kl", kind="baseline", min_effect=5e-4),
+    RuleConfig(name="baseline-served-kl", metric="served_kl", kind="baseline", min_effect=5e-4),
     RuleConfig(
         name="baseline-top1-agreement",
         metric="top1_agreement",
@@ -46,6 +56,24 @@ DEFAULT_RULES: tuple[RuleConfig, ...] = (
         severity=Severity.WARNING,
     ),
 )
+
+_OF_SERVED = OF_SERVED_ALONE | {"top1_agreement", "topk_overlap_k5"}
+"""Metrics that rules find in a served candidate."""
+_OF_TARGETS = frozenset({"nll_candidate", "nll_difference", "delta_p"})
+
+
+def applies(rule: RuleConfig, served: ServedConfig | None) -> bool:
+    """Say whether a rule is about something that can be measured of a candidate, served or not.
+
+    A server that tells only the likeliest tokens (llama.cpp's) leaves out the unlikely targets: a
+    mean over the others is shown, and judges nothing.
+    """
+    if rule.metric in COUNTED:
+        return True
+    if served is None:
+        return rule.source not in OF_SERVED_ALONE
+    return rule.source in (_OF_SERVED if served.api == "llamacpp" else _OF_SERVED | _OF_TARGETS)
+
 
 _COUNTS = ("enter_runs", "m_of_n")
 """Two ways to count breaches, of which a rule has one: what is written replaces the other."""

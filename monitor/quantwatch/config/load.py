@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from quantwatch.config.database import database_url
-from quantwatch.config.default_rules import DEFAULT_RULES, merge_rule
+from quantwatch.config.default_rules import DEFAULT_RULES, applies, merge_rule
 from quantwatch.config.files import validate_files
 from quantwatch.config.parsing import parse, read_toml
 from quantwatch.config.problems import config_error, dotted
 from quantwatch.config.rules import RuleConfig
-from quantwatch.config.schema import CheckConfig, Config
+from quantwatch.config.schema import CandidateConfig, CheckConfig, Config
 from quantwatch.errors import ConfigError
 
 __all__ = ["database_url", "find_config", "load_config", "parse", "validate_files"]
@@ -59,7 +59,25 @@ def _problems_of_check(location: tuple[int | str, ...], check: CheckConfig) -> I
     known = {rule.name: rule for rule in DEFAULT_RULES}
     yield from _merge(known, check, location)
     for index, candidate in enumerate(check.candidates):
-        yield from _merge(dict(known), candidate, (*location, "candidates", index))
+        at, rules = (*location, "candidates", index), dict(known)
+        yield from _merge(rules, candidate, at)
+        yield from _out_of_reach(rules, candidate, at)
+
+
+def _out_of_reach(
+    rules: dict[str, RuleConfig], candidate: CandidateConfig, location: tuple[int | str, ...]
+) -> Iterator[str]:
+    """Yield a candidate's own rules on what can't be measured of it: they would never decide."""
+    for index, written in enumerate(candidate.rules):
+        rule = rules.get(written.name)
+        if rule is not None and rule.enabled and not applies(rule, candidate.served):
+            which = (
+                "no served" if candidate.served is None else f"a served ({candidate.served.api})"
+            )
+            yield (
+                f"{dotted((*location, 'rules', index))}: {rule.metric} is not measurable: "
+                f"{candidate.name} is {which} candidate"
+            )
 
 
 def _merge(

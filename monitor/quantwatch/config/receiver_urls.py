@@ -22,8 +22,12 @@ _NUMERIC = re.compile(r"0x[0-9a-f]*|[0-9]+")
 _UNSAFE = re.compile(r"[\x00-\x20\x7f-\xa0\u2000-\u200f\u2028-\u202f\u3000\ufeff\\]")
 
 
-def parse_url(key: str, text: str, *, allow_http: bool = False) -> "httpx.URL":
+def parse_url(
+    key: str, text: str, *, allow_http: bool = False, allow_local: bool = False
+) -> "httpx.URL":
     """Return a receiver's URL, parsed once by what also sends it.
+
+    `allow_local` is for servers that the operator runs: localhost and names of a local network.
 
     Raises ConfigError on anything two parsers could read differently, or that no receiver has.
     """
@@ -37,7 +41,8 @@ def parse_url(key: str, text: str, *, allow_http: bool = False) -> "httpx.URL":
     except (ValueError, httpx.InvalidURL):
         # Their own words quote the URL, which may hold a token.
         raise ConfigError(f"{key}: the URL can't be read") from None
-    if wrong := _wrong_place(url, host, allow_http=allow_http):
+    wrong = _wrong_place(url, allow_http=allow_http) or _wrong_host(host, allow_local=allow_local)
+    if wrong:
         raise ConfigError(f"{key}: the URL {wrong}")
     return url
 
@@ -51,7 +56,7 @@ def _unreadable(text: str) -> str | None:
     return None
 
 
-def _wrong_place(url: "httpx.URL", host: str, *, allow_http: bool) -> str | None:
+def _wrong_place(url: "httpx.URL", *, allow_http: bool) -> str | None:
     """Say what is wrong with the parts of a parsed URL."""
     if url.scheme not in ("https", "http"):
         return "is neither https nor http"
@@ -59,7 +64,7 @@ def _wrong_place(url: "httpx.URL", host: str, *, allow_http: bool) -> str | None
         return "has no TLS; allow_http = true allows that"
     if url.userinfo or url.fragment:
         return f"contains a {'user or password before @' if url.userinfo else 'fragment (#)'}"
-    return _wrong_port(url.port) or _wrong_host(host)
+    return _wrong_port(url.port)
 
 
 def _wrong_port(port: int | None) -> str | None:
@@ -72,7 +77,7 @@ def _wrong_port(port: int | None) -> str | None:
     return None
 
 
-def _wrong_host(host: str) -> str | None:
+def _wrong_host(host: str, *, allow_local: bool = False) -> str | None:
     """Say what is wrong with a host: only names, canonical IPv4 and IPv6 without zone are left."""
     if ":" in host:
         return _wrong_ipv6(host)
@@ -81,7 +86,7 @@ def _wrong_host(host: str) -> str | None:
     if _NUMERIC.fullmatch(host.rpartition(".")[2]):
         # 127.1, 0x7f.1 and 2130706433 are 127.0.0.1 to a resolver.
         return None if _is_dotted_quad(host) else "has a number for a host that is no dotted quad"
-    if f".{host}".endswith(_LOCAL):
+    if not allow_local and f".{host}".endswith(_LOCAL):
         return "has a host that ends in .local, .internal or .localhost"
     return None
 

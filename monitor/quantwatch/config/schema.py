@@ -152,6 +152,13 @@ class CheckConfig(Strict):
         "absent.",
     )
 
+    @field_validator("reference")
+    @classmethod
+    def _runs_here(cls, reference: VariantConfig) -> VariantConfig:
+        if reference.served is not None:
+            raise ValueError("served is for candidates: all of the reference's logits are needed")
+        return reference
+
     @model_validator(mode="after")
     def _unique_names(self) -> "CheckConfig":
         _unique("candidate", [candidate.name for candidate in self.candidates])

@@ -7,6 +7,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from quantwatch.config.base import Strict
 from quantwatch.config.recipes import RecipeConfig, is_recipe_file, recipe_config
 from quantwatch.config.scopes import scope_problem
+from quantwatch.config.served import ServedConfig
 from quantwatch.config.serving import ServeConfig
 
 
@@ -24,6 +25,10 @@ Recipe = Annotated[
     Discriminator(_table_or_name),
 ]
 Index = Annotated[int, Field(ge=0)]
+_OF_LOADED_MODELS = frozenset(
+    {"allow_code", "gguf_file", "revision", "device", "attention", "recipe", "execution"}
+    | {"serve", "faults"}
+)
 
 
 class FaultConfig(Strict):
@@ -54,7 +59,7 @@ class FaultConfig(Strict):
 
 
 class VariantConfig(Strict):
-    """A model source, how it is loaded and quantized. Exactly one of model and factory."""
+    """A model source, how it is loaded and quantized. Exactly one of model, factory and served."""
 
     model: str | None = Field(
         default=None,
@@ -71,6 +76,11 @@ class VariantConfig(Strict):
     allow_code: bool = Field(
         default=False,
         description="Allow factory, and trust_remote_code of hub models, to run their own code.",
+    )
+    served: ServedConfig | None = Field(
+        default=None,
+        description="A server that is asked instead of a model that is loaded: candidates only, "
+        "see docs/endpoints.md.",
     )
     gguf_file: str | None = Field(
         default=None, description="GGUF file inside a folder or hub repository."
@@ -118,8 +128,10 @@ class VariantConfig(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> "VariantConfig":
-        if (self.model is None) == (self.factory is None):
-            raise ValueError("exactly one of model and factory is required")
+        given = [one for one in (self.model, self.factory, self.served) if one is not None]
+        if len(given) != 1:
+            raise ValueError("exactly one of model, factory and served is required")
+        self._only_what_a_server_takes()
         if self.factory is not None and not self.allow_code:
             raise ValueError("factory runs your own code: set allow_code = true to allow it")
         if self.factory is not None and (self.gguf_file or self.revision):
@@ -134,3 +146,15 @@ class VariantConfig(Strict):
         if self.attention == "flash_attention_2" and not self.device.startswith("cuda"):
             raise ValueError('attention = "flash_attention_2" needs device = "cuda"')
         return self
+
+    def _only_what_a_server_takes(self) -> None:
+        """Raise ValueError for settings that change a model that is loaded here."""
+        if self.served is None:
+            return
+        ours = sorted(name for name in self.model_fields_set if name in _OF_LOADED_MODELS)
+        changed = [n for n in ours if getattr(self, n) != type(self).model_fields[n].default]
+        if changed:
+            raise ValueError(
+                f"{', '.join(changed)}: the server decides that; beside served only dtype (what it "
+                "computes in, for ties) is allowed"
+            )

@@ -76,8 +76,9 @@ class Variant:
     fingerprint: Fingerprint
     execution: str
     """`float32`, `bfloat16`, … for plain models; `dequantized`, `aten`, … for quantized ones."""
-    size_bytes: int
-    bits_per_weight: float
+    size_bytes: int | None
+    """None where it isn't known, as of a server that doesn't tell."""
+    bits_per_weight: float | None
     source: Json
     notes: tuple[str, ...] = ()
     skipped: tuple[tuple[str, str], ...] = ()

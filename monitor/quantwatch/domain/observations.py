@@ -22,6 +22,8 @@ class TokenMatrix:
     values: NDArray[np.float64]
     positions: NDArray[np.int64] | None = None
     role: Literal["sample", "extra"] = "sample"
+    num_missing: int = 0
+    """Positions that were asked for and came to nothing: a server's answer that can't be read."""
 
 
 @dataclass(frozen=True, slots=True)

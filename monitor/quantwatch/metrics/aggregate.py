@@ -142,6 +142,8 @@ class Aggregator:
         pieces.slots.append(slot)
         if matrix.positions is not None:
             pieces.at.append(matrix.positions)
+        if matrix.num_missing:
+            series.missing[prompt] = series.missing.get(prompt, 0) + matrix.num_missing
 
     def _summaries(self, metric: str, series: Series) -> Iterator[Measurement]:
         worst: Literal["max", "min"] = "min" if METRICS[metric].direction == "higher" else "max"
@@ -159,14 +161,21 @@ class Aggregator:
                     PromptValues(p, v[row].astype(np.float64), self._positions(p, at))
                     for p, v, at in read
                 ]
-                yield summarize(metric, scope, parts, worst=worst, method=self._method(series))
+                yield summarize(
+                    metric,
+                    scope,
+                    parts,
+                    worst=worst,
+                    method=self._method(series),
+                    num_missing=sum(series.missing.values()),
+                )
 
     def _method(self, series: Series) -> str:
         """Say what the mean was taken over. The last position of a prompt has no next token."""
         if len(series.samples) < len(self._prompts):
             return "sampled prompts"
         counts = (
-            (pieces.num_columns, self._prompts[p].num_scored)
+            (pieces.num_columns + series.missing.get(p, 0), self._prompts[p].num_scored)
             for p, pieces in series.samples.items()
             if pieces.at
         )

@@ -31,12 +31,14 @@ def find_culprit(
     scope = _descend(beyond)
     first = first_difference(measurements)
     words = _words(scope, isolated, first, head_rows if scope == HEAD else ())
-    if first_nonfinite is not None:
-        nan = first_nonfinite
-        at = f"{nan.scope}, prompt {nan.prompt}, position {nan.position}"
-        words = f"First non-finite value: {at}. {words}"
+    words = f"{_birth(first_nonfinite)}{words}"
     value = None if scope is None or not math.isfinite(isolated[scope]) else isolated[scope]
     return Culprit(scope, value, first, words, head_rows if scope == HEAD else ())
+
+
+def unseen_culprit(why: str, first_nonfinite: NonFinite | None) -> Culprit:
+    """Return that nobody can be blamed, and why: the layers can't be looked into."""
+    return Culprit(None, None, None, f"{_birth(first_nonfinite)}Layers: {why}.")
 
 
 def first_difference(measurements: Iterable[Measurement]) -> Scope | None:
@@ -55,6 +57,14 @@ def rank_layers(measurements: Iterable[Measurement]) -> list[tuple[Scope, float]
         if m.metric == "isolated_error" and is_layer(m.scope)
     ]
     return sorted(layers, key=lambda pair: -pair[1])
+
+
+def _birth(found: NonFinite | None) -> str:
+    if found is None:
+        return ""
+    return (
+        f"First non-finite value: {found.scope}, prompt {found.prompt}, position {found.position}. "
+    )
 
 
 def _size(m: Measurement) -> float:

@@ -48,10 +48,13 @@ class Series:
     scopes: tuple[Scope, ...]
     samples: Kept = field(default_factory=dict)
     extras: Kept = field(default_factory=dict)
+    missing: dict[int, int] = field(default_factory=dict)
+    """Prompt → positions that came to nothing, where there are any."""
 
     def among(self, prompts: Collection[int]) -> "Series":
         """Return the part of some prompts."""
-        return Series(self.scopes, only(self.samples, prompts), only(self.extras, prompts))
+        samples, extras = only(self.samples, prompts), only(self.extras, prompts)
+        return Series(self.scopes, samples, extras, only(self.missing, prompts))
 
 
 def only(by_prompt: Mapping[int, T], prompts: Collection[int]) -> dict[int, T]:

@@ -46,6 +46,10 @@ _SPECS = (
     MetricSpec("nll_candidate", "NLL, candidate", "nats", "lower", 0.0, "−ln q(target)", "model"),
     MetricSpec("nll_difference", "NLL difference", "nats", "lower", 0.0, "ln p(target) − ln q(target); exp of its mean is the perplexity ratio", "model"),
     MetricSpec("leaked_mass", "Leaked mass", "1", "lower", 0.0, "candidate's probability outside the shared vocabulary", "model", True),
+    MetricSpec("served_kl", "Output KL, at least", "nats", "lower", 0.0, "Σ p·ln(p/q) over the ids that a server told and the rest as one: a lower bound of KL(p‖q)", "model", True),
+    MetricSpec("served_tv", "Total variation, at least", "1", "lower", 0.0, "½Σ|p − q| over the ids that a server told and the rest as one: a lower bound", "model", True),
+    MetricSpec("served_tv_most", "Total variation, at most", "1", "lower", 0.0, "½(Σ|p − q| over the ids that a server told + p(rest) + q(rest)): an upper bound", "model", True),
+    MetricSpec("served_unseen", "Unseen mass", "1", "neutral", 0.0, "p(rest): the reference's probability at ids that a server told nothing of", "model", True),
     MetricSpec("lens_kl", "Per-layer KL", "nats", "lower", 0.0, "KL between the next-token distributions read off at the layer through the reference's final norm and head", "layer", True, True),
     MetricSpec("rel_error", "Relative error", "1", "lower", 0.0, "‖h − h'‖ ÷ ‖h‖; 0 when both are zero", "tap", True, True),
     MetricSpec("sqnr_db", "SQNR", "dB", "higher", float("inf"), "20·log10(‖h‖ ÷ ‖h − h'‖); +∞ means equal and passes", "tap"),
@@ -64,3 +68,5 @@ _SPECS = (
 METRICS: dict[str, MetricSpec] = {spec.slug: spec for spec in _SPECS}
 ROUTER_METRICS: tuple[str, ...] = tuple(s.slug for s in _SPECS if s.where == "router")
 """Measured in layers with experts only."""
+OF_SERVED_ALONE = frozenset(slug for slug in METRICS if slug.startswith("served_"))
+"""What is measured of candidates that are served, and of no other."""

@@ -36,6 +36,7 @@ def summarize(
     *,
     worst: Literal["max", "min"],
     method: str,
+    num_missing: int = 0,
 ) -> Measurement:
     """Return all statistics of the parts, which must be in prompt order.
 
@@ -54,7 +55,7 @@ def summarize(
         n_nan=int(np.isnan(everything).sum()),
         n_posinf=int(np.isposinf(everything).sum()),
         n_neginf=int(np.isneginf(everything).sum()),
-        n_missing=0,
+        n_missing=num_missing,
         mean=mean,
         std=_std(parts, mean, finite.size),
         se=clustered_se(parts, mean, finite.size),

@@ -39,6 +39,10 @@ def resolve_source(config: VariantConfig, base_dir: Path) -> Source:
     Raises:
         ModelError: nothing is there, or a setting doesn't apply to what is there.
     """
+    if config.served is not None:
+        raise ModelError(
+            f"{config.served.url} is a server: its layers can't be looked into, changed or swapped"
+        )
     if config.model is None:
         return _factory(config)
     if config.model == DEMO_MODEL:
@@ -73,7 +77,7 @@ def _close(path: Path) -> list[str]:
 
 
 def _factory(config: VariantConfig) -> Source:
-    # The configuration guarantees exactly one of model and factory.
+    # The configuration guarantees exactly one of model, factory and served.
     assert config.factory is not None
     _refuse(config, f"factory {config.factory!r}", "attention")
     return Source("factory", config.factory)

@@ -64,6 +64,8 @@ def estimate(request: RunRequest) -> Estimate:
 
 
 def _size(config: VariantConfig, request: RunRequest) -> _Size | None:
+    if config.served is not None:  # somebody else's memory and arithmetic
+        return _Size(0, 0)
     found = estimate_bytes(config, request.base_dir)
     if found is None:
         return None

@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from quantwatch.alerts.overrides import out_of_reach
 from quantwatch.capture.events import chunk_words, unrouted_words
 from quantwatch.domain import (
     BY_POSITION,
@@ -16,8 +17,9 @@ from quantwatch.domain import (
     Variant,
     Verdict,
 )
-from quantwatch.metrics.culprit import find_culprit
+from quantwatch.metrics.culprit import find_culprit, unseen_culprit
 from quantwatch.metrics.registry import VERSION
+from quantwatch.models.served.opening import NOT_MEASURABLE
 from quantwatch.pipeline.against import find_baseline
 from quantwatch.pipeline.bench import Case, judged
 from quantwatch.pipeline.measure import REFERENCE, Measured
@@ -44,7 +46,10 @@ def judge(
     """
     run = _unjudged(request, measured, run_id, started)
     against = find_baseline(request, database, run)
-    results = {config.name: _measured(config.name, measured) for config in request.check.candidates}
+    results = {
+        config.name: _measured(config.name, measured, out_of_reach(request.check, config))
+        for config in request.check.candidates
+    }
     case = Case(
         run=run,
         check=request.check,
@@ -105,32 +110,41 @@ def _reference(measured: Measured) -> Variant:
     return _with_notes(measured.models.reference.variant, notes)
 
 
-def _measured(name: str, measured: Measured) -> CandidateResult:
+def _measured(name: str, measured: Measured, unjudged: tuple[str, ...]) -> CandidateResult:
     """Return a candidate before it is judged; its verdict is known if the reference is broken."""
-    failure = measured.models.failures.get(name)
+    failure = measured.models.failures.get(name) or measured.report.failed.get(name)
     if failure is not None:
         return CandidateResult(name, None, None, failure=failure)
-    result = measured_candidate(name, measured)
+    result = measured_candidate(name, measured, unjudged)
     broken = measured.report.first_nonfinite.get(REFERENCE)
     return result if broken is None else _undecided(result, broken)
 
 
-def measured_candidate(name: str, measured: Measured) -> CandidateResult:
-    """Return a candidate that could be loaded, with its culprit, before anything is judged."""
+def measured_candidate(
+    name: str, measured: Measured, unjudged: tuple[str, ...] = ()
+) -> CandidateResult:
+    """Return a candidate that could be measured, with its culprit, before anything is judged.
+
+    `unjudged` are names of rules that can't reach it.
+    """
     report, measurements = measured.report, measured.sink.measurements(name)
     nonfinite = measured.sink.first_nonfinite(name)
-    bit_equal = report.bit_equal[name]
-    culprit = find_culprit(
-        measurements,
-        floor=measured.floor,
-        first_nonfinite=nonfinite,
-        bit_equal=bit_equal,
-        head_rows=report.head_rows.get(name, ()),
-    )
+    bit_equal = report.bit_equal.get(name, False)  # of a server nobody can tell
+    if name in measured.models.served:
+        culprit = unseen_culprit(NOT_MEASURABLE, nonfinite)
+    else:
+        culprit = find_culprit(
+            measurements,
+            floor=measured.floor,
+            first_nonfinite=nonfinite,
+            bit_equal=bit_equal,
+            head_rows=report.head_rows.get(name, ()),
+        )
     events = tuple(f"{WARNING}{words}" for words in report.events.get(name, ()))
-    told = (*chunk_words(report.chunked_prompts), *unrouted_words(report.unrouted, name))
+    rules = [f"rules without effect ({NOT_MEASURABLE}): {', '.join(unjudged)}"] if unjudged else []
+    told = (*chunk_words(report.chunked_prompts), *unrouted_words(report.unrouted, name), *rules)
     notes = (*measured.models.notes[name], *events, *told)
-    variant = _with_notes(measured.models.candidates[name].variant, notes)
+    variant = _with_notes(measured.models.variant(name), notes)
     return CandidateResult(
         name, variant, None, measurements, culprit, nonfinite, bit_equal=bit_equal
     )

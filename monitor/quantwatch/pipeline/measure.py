@@ -14,13 +14,15 @@ from quantwatch.capture.report import CaptureReport
 from quantwatch.capture.side_by_side import Subject, capture
 from quantwatch.capture.stored.shelf import Shelf
 from quantwatch.config.schema import VariantConfig
-from quantwatch.domain import Block, Progress, Suite
-from quantwatch.errors import UserError
+from quantwatch.domain import Block, Progress, Suite, Variant
+from quantwatch.errors import ModelError, UserError
 from quantwatch.metrics.aggregate import Aggregator
 from quantwatch.metrics.floor import NoiseFloor
 from quantwatch.models.compatibility import check_compatible
 from quantwatch.models.loaded import LoadedModel
 from quantwatch.models.loading import load_variant
+from quantwatch.models.served.model import ServedModel
+from quantwatch.models.served.opening import open_served
 from quantwatch.pipeline.calibration import calibration_reader
 from quantwatch.pipeline.overlap import overlap_notes
 from quantwatch.pipeline.request import RunRequest
@@ -37,6 +39,13 @@ class Models:
     candidates: Mapping[str, LoadedModel]
     failures: Mapping[str, str]
     notes: Mapping[str, tuple[str, ...]]
+    served: Mapping[str, ServedModel] = field(default_factory=dict)
+    """Candidates that are asked instead of loaded."""
+
+    def variant(self, name: str) -> Variant:
+        """Return a candidate that was loaded, or that answered."""
+        found = self.candidates.get(name)
+        return self.served[name].variant if found is None else found.variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,10 @@ class Measured:
 
     def blocks(self) -> Iterator[Block]:
         """Yield all candidates' blocks, one at a time."""
-        return chain.from_iterable(self.sink.blocks(name) for name in self.models.candidates)
+        names = [*self.models.candidates, *self.models.served]
+        return chain.from_iterable(
+            self.sink.blocks(name) for name in names if name not in self.report.failed
+        )
 
 
 @contextmanager
@@ -82,11 +94,14 @@ def measure_models(
     """Capture a suite on models that are loaded already, by the check's plan or another one."""
     floor, spool = NoiseFloor(), request.cache_dir / "spool"
     with pinned_threads(request.check.threads), Aggregator(suite, spool) as sink:
-        loaded = {REFERENCE: models.reference, **models.candidates}
+        candidates: dict[str, LoadedModel | ServedModel] = {**models.candidates, **models.served}
+        every = {REFERENCE: models.reference, **candidates}
         # Another plan is another reference, for this once: it isn't kept.
         shelf = None if plan is not None else _shelf(request, models.reference, suite)
-        subject = Subject(loaded, suite, (plan or request.plan).over(suite), shelf)
+        subject = Subject(every, suite, (plan or request.plan).over(suite), shelf)
         report = capture(subject, sink, floor, progress)
+        if len(report.failed) == len(candidates):
+            raise ModelError("; ".join(f"{name}: {why}" for name, why in report.failed.items()))
         timings = dict(report.timings_s)
         yield Measured(suite, models, report, sink, floor.values, timings, floor.largest())
 
@@ -130,10 +145,15 @@ def load_one(request: RunRequest, name: str, config: VariantConfig) -> LoadedMod
 def _load_candidates(request: RunRequest, reference: LoadedModel, suite: Suite) -> Models:
     """Load what can be loaded. Raises the first UserError when no candidate is left."""
     loaded: dict[str, LoadedModel] = {}
+    served: dict[str, ServedModel] = {}
     failures: dict[str, UserError] = {}
     notes: dict[str, tuple[str, ...]] = {}
     for config in request.check.candidates:
         try:
+            if config.served is not None:
+                served[config.name] = open_served(config.name, config, reference, suite)
+                notes[config.name] = ()
+                continue
             model = load_one(request, config.name, config)
             seen = overlap_notes(suite, model.calibrated_on)
             notes[config.name] = (*seen, *check_compatible(reference, model))
@@ -141,9 +161,9 @@ def _load_candidates(request: RunRequest, reference: LoadedModel, suite: Suite) 
             loaded[config.name] = model
         except UserError as error:
             failures[config.name] = error
-    if not loaded:
+    if not loaded and not served:
         raise next(iter(failures.values()))
-    return Models(reference, loaded, {n: str(e) for n, e in failures.items()}, notes)
+    return Models(reference, loaded, {n: str(e) for n, e in failures.items()}, notes, served)
 
 
 @contextmanager

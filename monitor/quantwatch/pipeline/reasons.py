@@ -40,6 +40,7 @@ _BY_CLASS: tuple[tuple[type[BaseException], str, bool], ...] = (
 wrong file, model or hook stays wrong."""
 _BY_WORDS: tuple[tuple[str, str, bool], ...] = (
     ("can't be reached", "download_failed", True),
+    ("gave no answer", "download_failed", True),
     ("offline mode", "download_failed", False),
     ("does not exist; this machine has", "gpu_unavailable", True),
     ("does not exist", "weights_missing", False),

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from quantwatch.alerts.verdicts import HEADLINES
 from quantwatch.config.schema import CheckConfig
 from quantwatch.domain import CandidateResult, RunResult, RunStatus, Verdict
 from quantwatch.errors import UserError
@@ -62,7 +63,9 @@ def lost_sums(database: "Database", judged_run: RunResult, check: CheckConfig) -
     blocks = stored(database, (judged_run.run_id,))
     for config in check.candidates:
         result = judged_run.find(config.name)
-        if result is not None and result.measurements and blocks(config.name, "logit_kl") is None:
+        if result is None or not result.measurements:
+            continue
+        if all(blocks(config.name, metric) is None for metric in HEADLINES):
             yield config.name
 
 

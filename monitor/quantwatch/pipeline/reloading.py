@@ -64,6 +64,10 @@ def reload(run: RunResult, chosen: CandidateResult, base_dir: Path, cache_dir: P
     for variant in (run.reference, chosen.variant):
         if variant is None or variant.source.get("kind") == "module":
             raise UserError(f"run {run.run_id} measured modules in memory: they can't be loaded")
+    if chosen.variant.source.get("kind") == "served":
+        raise UserError(
+            f"run {run.run_id} measured {chosen.name} as a server: it has no layers to swap"
+        )
     whole = parse(CheckConfig, run.config, f"configuration of run {run.run_id}")
     configs = tuple(c for c in whole.candidates if c.name == chosen.name)
     request = RunRequest(

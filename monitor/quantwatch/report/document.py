@@ -19,6 +19,7 @@ from quantwatch.report.words import alert_value
 
 Document = dict[str, Any]
 _KL = ("mean", "se", "p50", "p90", "p99", "p999", "max")
+_SERVED = ("served_tv", "served_tv_most", "served_unseen")
 _PLAIN = ("top1_agreement", "topk_logit_deviation_k5", "topk_logit_deviation_k3")
 _LENS = ("mean", "p99", "max")
 _LAYER = ("isolated_error", "rel_error", "sqnr_db", "cosine", "feature_kl")
@@ -97,12 +98,14 @@ def _candidate(result: RunResult, candidate: CandidateResult) -> Document:
         "changed": changed(candidate.baseline_differences),
         "detectable": detection.documents(candidate),
         "logit_kl": _statistics(figures, "logit_kl", "model", _KL),
+        "served_kl": _statistics(figures, "served_kl", "model", _KL),
         "bit_equal": candidate.bit_equal,
         "first_nonfinite": found
         and {"scope": found.scope, "prompt": found.prompt, "position": found.position},
         **_fields(_output_numbers(figures)),
         "num_nonfinite": figures.num_nonfinite,
         "kl_by_position": positions.documents(result, candidate.name),
+        "num_missing": figures.num_missing,
         "layers": [_layer(figures, scope) for scope in figures.layers],
         "scopes": [_scope(figures, scope) for scope in figures.scopes],
     }
@@ -113,7 +116,7 @@ def _output_numbers(figures: Figures) -> dict[str, Number]:
     variant = figures.candidate.variant
     return {
         "leaked_mass": figures.leaked_mass,
-        **{name: figures.number(name) for name in _PLAIN},
+        **{name: figures.number(name) for name in (*_PLAIN, *_SERVED)},
         "ppl_reference": reference,
         "ppl_candidate": candidate,
         "ppl_ratio": ratio,

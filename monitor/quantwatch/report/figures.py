@@ -42,6 +42,30 @@ class Figures:
         return statistic(self.row(metric, scope), name)
 
     @property
+    def kl_metric(self) -> str:
+        """The output KL that was measured: of a served candidate only a lower bound is known."""
+        served = (("served_kl", MODEL) in self._rows) and ("logit_kl", MODEL) not in self._rows
+        return "served_kl" if served else "logit_kl"
+
+    @property
+    def at_least(self) -> str:
+        """What stands before an output KL that is a lower bound."""
+        return "≥ " if self.kl_metric == "served_kl" else ""
+
+    @property
+    def bits(self) -> str:
+        """Bits per weight for people, – where they aren't known."""
+        variant = self.candidate.variant
+        known = variant is not None and variant.bits_per_weight is not None
+        return f"{variant.bits_per_weight:.2f}" if variant is not None and known else "–"
+
+    @property
+    def num_missing(self) -> int:
+        """Number of positions that a server's answers are missing for."""
+        row = self.row("served_kl")
+        return 0 if row is None else row.n_missing
+
+    @property
     def has_routers(self) -> bool:
         """Whether the choices of routers were compared in any layer."""
         return any(metric == "router_overlap" for metric, _ in self._rows)
@@ -74,7 +98,7 @@ class Figures:
     @property
     def num_nonfinite(self) -> int:
         """Number of non-finite values of the output KL and of the relative error at the taps."""
-        counted = ("logit_kl", "rel_error")
+        counted = (self.kl_metric, "rel_error")
         rows = self.candidate.measurements
         return sum(row.num_nonfinite for row in rows if row.metric in counted)
 

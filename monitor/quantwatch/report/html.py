@@ -70,8 +70,9 @@ def _facts(result: RunResult) -> str:
 
 
 def _candidates(result: RunResult, figures: dict[str, Figures]) -> str:
-    values = [figures[c.name].number("logit_kl").value or 0.0 for c in result.candidates]
-    bounds = [figures[c.name].interval("logit_kl") or () for c in result.candidates]
+    known = [figures[c.name] for c in result.candidates]
+    values = [each.number(each.kl_metric).value or 0.0 for each in known]
+    bounds = [each.interval(each.kl_metric) or () for each in known]
     axis = LogAxis.over([*values, *chain.from_iterable(bounds)])
     rows = "".join(_row(result, figures[c.name], axis) for c in result.candidates)
     names = ("candidate", "verdict", "culprit", "KL mean", "95 % interval", "KL p99", "top-1")
@@ -87,25 +88,25 @@ def _why(candidate: CandidateResult) -> str:
 
 
 def _row(result: RunResult, figures: Figures, axis: LogAxis) -> str:
-    candidate, kl = figures.candidate, figures.number("logit_kl")
+    candidate, metric = figures.candidate, figures.kl_metric
+    kl = figures.number(metric)
     limits = [
         alert.threshold
         for alert in result.alerts
-        if (alert.candidate, alert.metric, alert.scope) == (candidate.name, "logit_kl", "model")
+        if (alert.candidate, alert.metric, alert.scope) == (candidate.name, metric, "model")
     ]
-    drawing = interval(kl, figures.interval("logit_kl"), min(limits, default=None), axis)
+    drawing = interval(kl, figures.interval(metric), min(limits, default=None), axis)
     verdict = str(candidate.verdict or "failed")
-    bits = f"{candidate.variant.bits_per_weight:.2f}" if candidate.variant else "–"
     cells = [
         f"<b>{_text(candidate.name)}</b>",
         f'<span class="badge {verdict}">{verdict}</span>',
         _text(words.culprit(candidate)),
-        kl.text(),
+        f"{figures.at_least}{kl.text()}",
         drawing,
-        figures.number("logit_kl", name="p99").text(),
+        figures.number(metric, name="p99").text(),
         figures.number("top1_agreement").text(4),
         figures.perplexities[2].text(6),
-        bits,
+        figures.bits,
     ]
     return _cells(cells)
 

@@ -45,8 +45,8 @@ def _properties(suite: Xml.Element, result: RunResult) -> None:
 
 def _candidate(suite: Xml.Element, result: RunResult, candidate: CandidateResult) -> None:
     figures, where = Figures(candidate), f"{result.check}.{candidate.name}"
-    kl = figures.number("logit_kl")
-    said = f"{words.explanation(candidate)}\nlogit_kl.mean = {kl.text(4)}"
+    kl, metric = figures.number(figures.kl_metric), figures.kl_metric
+    said = f"{words.explanation(candidate)}\n{metric}.mean = {kl.text(4)}"
     alerts = [alert for alert in result.alerts if alert.candidate == candidate.name]
     if candidate.failure is not None:
         _case(suite, where, "measured", error=words.explanation(candidate))

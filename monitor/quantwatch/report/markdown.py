@@ -63,11 +63,12 @@ def _candidates(result: RunResult, figures: dict[str, Figures]) -> list[str]:
 
 
 def _row(candidate: CandidateResult, figures: Figures) -> str:
-    kl, se, p99 = (figures.number("logit_kl", name=name) for name in ("mean", "se", "p99"))
+    metric, most = figures.kl_metric, ("mean", "se", "p99")
+    kl, se, p99 = (figures.number(metric, name=name) for name in most)
     cells = [
         escape(candidate.name),
         str(candidate.verdict or "failed"),
-        f"{kl.text()} ± {se.text(2)}",
+        f"{figures.at_least}{kl.text()} ± {se.text(2)}",
         p99.text(),
         figures.number("top1_agreement").text(4),
         figures.perplexities[2].text(6),

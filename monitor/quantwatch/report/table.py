@@ -67,14 +67,14 @@ def _candidates(figures: dict[str, Figures]) -> Table:
 
 
 def _row(name: str, figures: Figures) -> list[Text]:
-    candidate, variant = figures.candidate, figures.candidate.variant
-    kl, se, p99 = (figures.number("logit_kl", name=each) for each in ("mean", "se", "p99"))
+    candidate = figures.candidate
+    kl, se, p99 = (figures.number(figures.kl_metric, name=each) for each in ("mean", "se", "p99"))
     cells = [
-        f"{kl.text()} ± {se.text(2)}",
+        f"{figures.at_least}{kl.text()} ± {se.text(2)}",
         p99.text(),
         figures.number("top1_agreement").text(4),
         figures.perplexities[2].text(6),
-        f"{variant.bits_per_weight:.2f}" if variant else "–",
+        figures.bits,
         words.culprit(candidate),
     ]
     return [plain(name), coloured(str(candidate.verdict or "failed")), *map(plain, cells)]

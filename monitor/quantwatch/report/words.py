@@ -1,7 +1,7 @@
 """The sentences that every report format says the same way."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from quantwatch.domain import (
     Alert,
@@ -88,8 +88,14 @@ def model_words(variant: Variant | None) -> str:
     if variant is None:
         return "not loaded"
     source = variant.source.get("model") or variant.source.get("factory") or variant.name
-    size = f"{variant.size_bytes / 1e6:.0f} MB, {variant.bits_per_weight:.2f} bits per weight"
-    return f"{source} ({variant.execution}, {size})"
+    return f"{source} ({', '.join([variant.execution, *_size(variant)])})"
+
+
+def _size(variant: Variant) -> Iterator[str]:
+    if variant.size_bytes is not None:
+        yield f"{variant.size_bytes / 1e6:.0f} MB"
+    if variant.bits_per_weight is not None:
+        yield f"{variant.bits_per_weight:.2f} bits per weight"
 
 
 def cache_words(result: RunResult) -> str | None:

@@ -30,6 +30,8 @@ from quantwatch.store.tables import (
 
 PIN, UNPIN = "baseline.pin", "baseline.unpin"
 """Actions in the audit log; the subject is `check` and its name."""
+_OUTPUT_KL = ("logit_kl", "served_kl")
+"""A candidate has one of them: the second if it is served, a lower bound then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,7 @@ def best_run(db: Database, like: RunResult, candidates: list[str]) -> tuple[str 
         .join(MeasurementRow, MeasurementRow.run_candidate_id == RunCandidateRow.id)
         .join(MetricRow, MetricRow.id == MeasurementRow.metric_id)
         .join(ScopeRow, ScopeRow.id == MeasurementRow.scope_id)
-        .where(MetricRow.slug == "logit_kl", ScopeRow.name == MODEL)
+        .where(MetricRow.slug.in_(_OUTPUT_KL), ScopeRow.name == MODEL)
         .where(RunCandidateRow.name.in_(candidates), MeasurementRow.mean.is_not(None), bad == 0)
         .group_by(RunRow.id, RunRow.started_at)
         .having(func.count() == len(candidates))

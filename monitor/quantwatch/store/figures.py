@@ -23,6 +23,7 @@ from quantwatch.store.tables import (
     ScopeRow,
 )
 
+_COUNTED = ("logit_kl", "served_kl", "lens_kl")
 STATISTICS = ("mean", "p50", "p99", "max")
 LAST_TICK = "last_tick"
 """Key in a scheduler's details: Unix time of its newest look."""
@@ -80,7 +81,7 @@ def count_non_finite(db: Database, run_id: str) -> dict[str, int]:
         select(RunCandidateRow.name, bad)
         .join(row, row.run_candidate_id == RunCandidateRow.id)
         .join(MetricRow, MetricRow.id == row.metric_id)
-        .where(RunCandidateRow.run_id == run_id, MetricRow.slug.in_(("logit_kl", "lens_kl")))
+        .where(RunCandidateRow.run_id == run_id, MetricRow.slug.in_(_COUNTED))
         .group_by(RunCandidateRow.name)
     )
     with db.reader() as session:

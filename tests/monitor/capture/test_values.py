@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from quantwatch.capture.plan import CapturePlan
 from quantwatch.domain import FINAL_NORM, HEAD, Scope
-from quantwatch.metrics.registry import METRICS
+from quantwatch.metrics.registry import METRICS, OF_SERVED_ALONE
 from quantwatch.models.anatomy import Anatomy, resolve
 
 LENGTHS = [24, 9, 17]
@@ -294,7 +294,7 @@ def test_every_metric_is_emitted_once_per_place(
         ]
         assert len(places) == len(set(places))
         # Loads are no values of tokens (`Observation.loads`), and a dense model has no routers.
-        absent = {"leaked_mass", "router_load_tv", "router_load_max"}
+        absent = {"leaked_mass", "router_load_tv", "router_load_max"} | OF_SERVED_ALONE
         if not case.captured.report.routers:
             absent |= {slug for slug, spec in METRICS.items() if spec.where == "router"}
         assert {metric for metric, _, _ in places} == set(METRICS) - absent

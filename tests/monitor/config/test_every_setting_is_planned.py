@@ -35,7 +35,8 @@ SETTINGS: dict[str, Any] = {
             "suite": {"name": "core-v1:demo"},
             "reference": {"model": "org/m"},
             "candidates": [
-                VARIANT | {"name": "int8", "rules": [{"name": "own", "enabled": False}]}
+                VARIANT | {"name": "int8", "rules": [{"name": "own", "enabled": False}]},
+                {"name": "served", "served": {"url": "http://localhost:8000", "api": "vllm"}},
             ],
             "rules": [{"name": "kl", "metric": "logit_kl", "threshold": 0.1}],
             "schedule": {"cron": "0 2 * * *"},

@@ -105,7 +105,7 @@ MISTAKES = {
         'model = "m"\nfaults = [{ scope = "head", nan_at = [1] }]',
         f"{CANDIDATE}.faults[0].nan_at[1]: required, but missing",
     ),
-    "no source": ("", f"{CANDIDATE}: exactly one of model and factory"),
+    "no source": ("", f"{CANDIDATE}: exactly one of model, factory and served"),
     "code without leave": ('factory = "a:b"', f"{CANDIDATE}: factory runs your own code"),
     "factory of another form": (
         'factory = "a.b"\nallow_code = true',

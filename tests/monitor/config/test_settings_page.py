@@ -38,6 +38,7 @@ from quantwatch.config.schema import (
     SuiteConfig,
     VariantConfig,
 )
+from quantwatch.config.served import ServedConfig
 from quantwatch.config.serving import ServeConfig
 from quantwatch.config.watching import FlappingConfig, MaintenanceConfig
 
@@ -68,6 +69,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "recipe.rotation": RotationConfig,
     "recipe.calibration": CalibrationConfig,
     "serve": ServeConfig,
+    "served": ServedConfig,
     "faults": FaultConfig,
     "suite": SuiteConfig,
     "rules": RuleConfig,

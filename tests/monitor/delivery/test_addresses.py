@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantwatch.delivery.addresses import Network, refusal, refused
+from quantwatch.network.addresses import Network, refusal, refused
 
 ANYWHERE = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
 

@@ -156,6 +156,8 @@ def test_experts_as_codes(tmp_path: Path) -> None:
     assert not torch.equal(one, two)
     assert not torch.equal(two, three)
     before, after = plain.variant.size_bytes, served.variant.size_bytes
+    assert before is not None
+    assert after is not None
     assert after == sum(v.numel() * v.element_size() for v in served.module.state_dict().values())
     assert served.variant.bits_per_weight == pytest.approx(32 * after / before)
     assert served.variant.source["serve"] == {"experts": "int4"}

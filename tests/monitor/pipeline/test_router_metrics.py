@@ -155,6 +155,8 @@ def test_a_turned_router_is_located_and_judged(run: RunResult) -> None:
     assert turned.verdict == Verdict.REGRESSION
     assert int4.variant is not None
     assert turned.variant is not None
+    assert turned.variant.size_bytes is not None
+    assert int4.variant.size_bytes is not None
     assert 0.3 * turned.variant.size_bytes < int4.variant.size_bytes < turned.variant.size_bytes
     assert any(note.startswith("experts int4: ") for note in int4.variant.notes)
 

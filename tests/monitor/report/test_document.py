@@ -14,7 +14,7 @@ CANDIDATE = {
     "name", "verdict", "fingerprint", "execution", "culprit", "logit_kl", "bit_equal",
     "first_nonfinite", "leaked_mass", "top1_agreement", "topk_logit_deviation_k5",
     "topk_logit_deviation_k3", "ppl_reference", "ppl_candidate", "ppl_ratio", "num_nonfinite",
-    "layers", "scopes",
+    "served_kl", "served_tv", "served_tv_most", "served_unseen", "num_missing", "layers", "scopes",
 }  # fmt: skip
 LAYER = {
     "router",

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpcore
 
-from quantwatch.delivery.addresses import Network, Resolver, refused
+from quantwatch.network.addresses import Network, Resolver, refused
 
 SocketOptions = Iterable[Any]
 

@@ -1,0 +1,1 @@
+"""Models that are servers: asked for the log-probabilities of prompts, never loaded."""

@@ -1,0 +1,142 @@
+"""OpenAI's older completions protocol: `echo` with `logprobs`, as several servers speak it.
+
+It tells texts, not ids: `tokens`, `token_logprobs` and `top_logprobs`, one entry per token, the
+generated one last. A text that stands for exactly one id of the reference's vocabulary is that id
+(vLLM's `token_id:123` says so itself); any other one is unknown, and its probability belongs to the
+rest. The target's own log-probability is told by position and needs no text.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quantwatch.models.served.answers import (
+    UNKNOWN,
+    Answer,
+    Position,
+    Question,
+    log_probability,
+    position,
+)
+from quantwatch.models.served.dialect import (
+    Said,
+    choose_model,
+    count,
+    first_choice,
+    plain_facts,
+    same_count,
+    table,
+)
+from quantwatch.models.served.freshness import Freshness
+from quantwatch.models.served.http import JsonClient
+from quantwatch.models.served.trouble import GarbledAnswerError, UnusableServerError
+from quantwatch.models.served.vllm import stamp_of
+
+_SPACES = str.maketrans({"Ġ": " ", "▁": " "})
+_BY_ID = "token_id:"
+_UNREADABLE = ("\ufffd", "<0x", "bytes:")
+
+
+class Openai:
+    """Speaks the older completions protocol of OpenAI."""
+
+    always_tells_target = True
+
+    def __init__(self) -> None:
+        self._known: tuple[Sequence[str], Mapping[str, int]] | None = None
+
+    def identify(self, client: JsonClient, wanted: str | None) -> Said:
+        """Return the model's name and owner."""
+        record = choose_model(client, wanted)
+        context = count(record.get("max_model_len"))
+        return Said(str(record["id"]), plain_facts(record, "id", "owned_by"), context=context)
+
+    def ask(self, client: JsonClient, question: Question, freshness: Freshness) -> Answer:
+        """Return a prompt's positions from one request."""
+        if self._known is None or self._known[0] is not question.texts:
+            self._known = question.texts, ids_by_text(question.texts)
+        by_text = self._known[1]
+        body = {
+            "model": question.model,
+            "prompt": list(question.ids),
+            "echo": True,
+            "logprobs": question.top_k,
+            "max_tokens": 1,
+            "temperature": 1.0,
+        }
+
+        def checked(document: Any) -> Answer:
+            answer = Answer(_read(document, question, by_text), stamp_of(document))
+            freshness.check(answer.stamp)
+            return answer
+
+        answer: Answer = client.post("/v1/completions", body, checked)
+        return answer
+
+
+def ids_by_text(texts: Sequence[str]) -> Mapping[str, int]:
+    """Return text → id, `UNKNOWN` for a text that several ids have."""
+    found: dict[str, int] = {}
+    for token, text in enumerate(texts):
+        found[text] = UNKNOWN if text in found else token
+    return found
+
+
+def _read(
+    document: Any, question: Question, by_text: Mapping[str, int]
+) -> tuple[Position | str, ...]:
+    choice = first_choice(document)
+    said = table(choice.get("logprobs"))
+    tokens, targets, tops = (
+        said.get(name) for name in ("tokens", "token_logprobs", "top_logprobs")
+    )
+    if not (isinstance(tokens, list) and isinstance(targets, list) and isinstance(tops, list)):
+        raise GarbledAnswerError("the answer has no tokens, token_logprobs and top_logprobs")
+    if len({len(tokens), len(targets), len(tops)}) != 1:
+        raise GarbledAnswerError("tokens, token_logprobs and top_logprobs have different lengths")
+    if len(tokens) != len(question.ids):
+        same_count(len(tokens) - 1, len(question.ids))  # the generated one is the last
+    _same_texts(tokens, question)
+    found = [_position(targets[at], tops[at], question.top_k, by_text) for at in question.targets]
+    _require_ids(found)
+    return tuple(found)
+
+
+def _position(target: Any, top: Any, top_k: int, by_text: Mapping[str, int]) -> Position | str:
+    if target is None or top is None:
+        return "null"
+    if not isinstance(top, dict):
+        return "no table of log-probabilities"
+    # The token that came is told as well where it is beyond the k.
+    entries = [(_id(text, by_text), value) for text, value in top.items()]
+    return position(entries, top_k, log_probability(target))
+
+
+def _id(text: str, by_text: Mapping[str, int]) -> int:
+    digits = text.removeprefix(_BY_ID)
+    if digits != text and digits.isascii() and digits.isdigit():
+        return int(digits)
+    return by_text.get(text, by_text.get(text.translate(_SPACES), UNKNOWN))
+
+
+def _same_texts(tokens: list[Any], question: Question) -> None:
+    """Raise UnusableServerError where a token's text is surely another one's."""
+    for at, (text, token) in enumerate(zip(tokens, question.ids, strict=False)):
+        ours = question.texts[token] if token < len(question.texts) else ""
+        theirs = str(text).translate(_SPACES)
+        if theirs.startswith(_BY_ID):
+            ours = f"{_BY_ID}{token}"
+        unclear = any(sign in one for sign in _UNREADABLE for one in (ours, theirs))
+        if ours and theirs and not unclear and ours.strip() != theirs.strip():
+            raise UnusableServerError(
+                f"the server scored other tokens than it was sent: at position {at} it has "
+                f"{theirs[:40]!r}, not {ours[:40]!r} (another tokenizer, or a BOS put in front?)"
+            )
+
+
+def _require_ids(found: list[Position | str]) -> None:
+    read = [one for one in found if isinstance(one, Position)]
+    if read and all(set(one.ids) == {UNKNOWN} for one in read):
+        raise UnusableServerError(
+            "none of the texts that the server tells stands for one id of the reference's "
+            "tokenizer: use an api that tells ids"
+        )
