@@ -26,13 +26,15 @@ def judge_service(
     session: Session, check: Watched, settings: CheckConfig, moment: datetime
 ) -> list[Changed]:
     """Move the dead-man, the health and the canary alert; return what is to be told."""
-    rules = (DEAD_MAN, HEALTH, CANARY)
+    rules = (DEAD_MAN, HEALTH, *(() if settings.canary is None else (CANARY,)))
     found = episodes.find_alerts(session, check.id, [("", rule) for rule in rules])
     changes: list[Changed] = []
     if settings.schedule is None:
         changes += _no_longer_wanted(session, found["", DEAD_MAN], moment)
     if settings.canary is None:
-        changes += _no_longer_wanted(session, found["", CANARY], moment)
+        for alert in episodes.open_alerts(session, check.id):
+            if (alert.candidate, alert.rule) == ("", CANARY):
+                changes += _no_longer_wanted(session, alert, moment)
     for outcome in _outcomes(session, check, settings, moment):
         changes += _move(session, found["", outcome.rule], outcome, moment)
     return changes

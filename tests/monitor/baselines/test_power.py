@@ -60,7 +60,7 @@ numbers = st.floats(1e-6, 10)
 
 
 @settings(max_examples=20)
-@given(numbers, numbers, st.integers(10, 500), st.integers(1, 300))
+@given(numbers, numbers, st.sampled_from([10, 24, 500]), st.sampled_from([1, 30, 300]))
 def test_laws(allowed: float, se: float, num_prompts: int, num_judged: int) -> None:
     """Catches an effort that falls with noise or with company, and one below the limit."""
     effort = paired_effort(allowed, se, num_prompts, num_judged)

@@ -174,8 +174,10 @@ def test_missed_told_and_found_again(nights: Nights) -> None:
     assert nights.alert() == "inactive"
     assert nights.told() == ["alert.firing", "alert.resolved"]
     assert {first.verdict, same.verdict} == {"pass"}
+    nights.night(canary={**CANARY, "size": 1e-4}, **settings)
+    assert nights.alert() == "firing"
     run, off = nights.night(canary=None, **settings)
-    assert (off, run.verdict) == (None, "pass")
+    assert (off, run.verdict, nights.alert()) == (None, "pass", "inactive")
 
 
 def plain(database: Database) -> dict[str, list[Any]]:
