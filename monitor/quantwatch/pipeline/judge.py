@@ -105,7 +105,7 @@ def _unjudged(request: RunRequest, measured: Measured, run_id: str, started: dat
 
 def _reference(measured: Measured) -> Variant:
     """Return the reference, with what was wrong with its recording."""
-    found = measured.report.reference_cache["warnings"]
+    found = measured.report.reference_cache.get("warnings", ())
     notes = tuple(f"{WARNING}{words}" for words in found)
     return _with_notes(measured.models.reference.variant, notes)
 

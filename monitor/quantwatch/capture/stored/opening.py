@@ -77,7 +77,7 @@ def _open(shelf: Shelf, night: Night, stack: ExitStack) -> Kept | Recorder | Non
     elif lock.mode == "exclusive":
         shelf.drop(key)  # half an entry, or somebody else's folder under its name
     if lock.mode != "exclusive":
-        night.use.notes.append("another process reads this reference; nothing can be recorded")
+        night.use.notes.append("others may be reading this entry: nothing is recorded tonight")
         return None
     return Recorder(shelf, key, depends_on, about(night))
 

@@ -83,12 +83,16 @@ class StoredSide(LiveSide):
     def part(self, name: str, measure: Measure) -> Json:
         """Repeat what was seen of a part of the noise floor."""
         packed = self._kept.read(name)
-        if packed is None:
+        try:
+            found = None if packed is None else unpack_seen(packed)
+        except DamagedError as error:
+            self._kept.damaged(f"{name}: {error}")
+            found = None
+        if found is None:
             return measure(self._floor)
-        seen, said = unpack_seen(packed)
-        for observation in seen:
+        for observation in found[0]:
             self._floor.observe(observation)
-        return said
+        return found[1]
 
 
 class _RecordingSource:
