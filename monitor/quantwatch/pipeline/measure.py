@@ -90,7 +90,7 @@ def measure_models(
         candidates: dict[str, LoadedModel | ServedModel] = {**models.candidates, **models.served}
         every = {REFERENCE: models.reference, **candidates}
         report = capture_suite(every, suite, request.plan, sink, floor, progress)
-        if len(report.failed) == len(candidates):
+        if report.failed and len(report.failed) == len(candidates):
             raise ModelError("; ".join(f"{name}: {why}" for name, why in report.failed.items()))
         timings = dict(report.timings_s)
         yield Measured(suite, models, report, sink, floor.values, timings, floor.largest())
