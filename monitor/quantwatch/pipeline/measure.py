@@ -100,7 +100,7 @@ def measure_models(
         shelf = None if plan is not None else _shelf(request, models.reference, suite)
         subject = Subject(every, suite, (plan or request.plan).over(suite), shelf)
         report = capture(subject, sink, floor, progress)
-        if len(report.failed) == len(candidates):
+        if report.failed and len(report.failed) == len(candidates):
             raise ModelError("; ".join(f"{name}: {why}" for name, why in report.failed.items()))
         timings = dict(report.timings_s)
         yield Measured(suite, models, report, sink, floor.values, timings, floor.largest())

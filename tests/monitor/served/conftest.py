@@ -51,10 +51,13 @@ def request_of(folder: Path, server: FrontEnd) -> Request:
     def build(*others: dict[str, Any], api: str = "vllm", **settings: Any) -> RunRequest:
         rules = settings.pop("rules", [])
         lens = settings.pop("lens_positions", 8)
+        memory = settings.pop("memory", "resident")
+        reference = {"model": "tiny", **settings.pop("reference", {})}
         served = {"url": server.url, "api": api, "top_k": 10, **settings}
         check = CheckConfig.model_validate(
             {
-                "reference": {"model": "tiny"},
+                "reference": reference,
+                "memory": memory,
                 "candidates": [{"name": "served", "served": served}, *others],
                 "suite": {"files": ["prompts.json"]},
                 "rules": rules,

@@ -422,6 +422,24 @@ def test_a_second_night_is_compared_with_the_first(
     assert {"served_kl", "nll_difference"} <= changed
 
 
+def test_a_broken_reference_says_nothing_about_a_server(request_of: Request) -> None:
+    """Catches a NaN of ours that is taken for the server's."""
+    fault = {"scope": "layers.1.mlp.down_proj", "nan_at": [0, 0]}
+    served = candidate(run(request_of(reference={"faults": [fault]})))
+    assert served.verdict == Verdict.INCONCLUSIVE
+    assert served.first_nonfinite is None
+    assert served.culprit is not None
+    assert "The reference itself is not finite" in served.culprit.words
+
+
+def test_a_streamed_reference_gives_the_same_figures(request_of: Request) -> None:
+    rows = [
+        candidate(run(request_of(memory=memory))).measurements
+        for memory in ("resident", "streamed")
+    ]
+    assert rows[0] == rows[1]
+
+
 def test_another_k_is_not_compared(request_of: Request, sqlite_db: Database) -> None:
     """Catches a regression that is nothing but a tighter bound."""
     first = run(request_of(LOCAL), sqlite_db)
