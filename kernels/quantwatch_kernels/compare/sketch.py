@@ -12,8 +12,8 @@ With a bfloat16 head products are rounded to bfloat16, as the head itself does.
 n rows, H hidden width, V ids.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from quantwatch_kernels.compare.lens import Readout, why_not_pieces
-from quantwatch_kernels.compare.sketch_draws import draw_tail
+from quantwatch_kernels.compare.sketch_draws import draw_tail, hashes
 from quantwatch_kernels.compare.sketch_native import native_head_rows, why_not_gathered
 from quantwatch_kernels.compare.topk import top_k
 from quantwatch_kernels.compare.workspace import rows_per_chunk
 from quantwatch_kernels.registry import Op
 
-__all__ = ["HEAD_ROWS", "MIN_TOP", "Sketch", "digests", "head_rows", "sketch_rows"]
+__all__ = ["HEAD_ROWS", "MIN_TOP", "Sketch", "digests", "head_rows", "join", "sketch_rows"]
 
 MIN_TOP, _MIN_DRAWS = 5, 2
 """The deviation needs the top five, a standard error two draws."""
@@ -58,8 +58,10 @@ class Sketch:
 
     def rows(self, part: slice | Tensor) -> "Sketch":
         """Return some of the rows."""
-        per_row = (self.ids, self.logits, self.log_normalizer, self.tail_mass, self.digest)
-        return Sketch(*(column[part] for column in per_row), self.num_top, self.width)
+        return replace(self, **{name: getattr(self, name)[part] for name in _PER_ROW})
+
+
+_PER_ROW = ("ids", "logits", "log_normalizer", "tail_mass", "digest")
 
 
 HEAD_ROWS: Op[[Tensor, Tensor, Readout], Tensor] = Op("head_rows")
@@ -79,8 +81,8 @@ def sketch_rows(h_ref: Tensor, readout: Readout, k: int, m: int, seeds: Tensor) 
         raise ValueError(f"k must be at least {MIN_TOP} and m at least {_MIN_DRAWS}: {k}, {m}.")
     with torch.no_grad():
         # One chunk even of nothing: the vocabulary's width is the head's to say.
-        parts = zip(h_ref.split(_CHUNK), seeds.split(_CHUNK), strict=True)
-        return _join([_sketch(h, readout, (k, m), seed) for h, seed in parts])
+        parts = zip(torch.split(h_ref, _CHUNK), torch.split(seeds, _CHUNK), strict=True)
+        return join([_sketch(h, readout, (k, m), seed) for h, seed in parts])
 
 
 def head_rows(normed: Tensor, ids: Tensor, readout: Readout) -> Tensor:
@@ -98,15 +100,14 @@ def digests(normed: Tensor) -> Tensor:
     factors = _odd_numbers(normed.shape[1]).to(normed.device)
     parts = [
         ((part + 0.0).contiguous().view(kinds[part.element_size()]).long() * factors).sum(-1)
-        for part in normed.split(rows_per_chunk(normed.shape[1]))
+        for part in torch.split(normed, rows_per_chunk(normed.shape[1]))
     ]
     return torch.cat(parts)
 
 
 def _odd_numbers(count: int) -> Tensor:
-    generator = np.random.Generator(np.random.PCG64(0))
-    drawn = generator.integers(-(2**63), 2**63 - 1, count, dtype=np.int64)
-    return torch.from_numpy(drawn | 1)
+    drawn = hashes(torch.zeros(1, dtype=torch.int64), count)[0]
+    return torch.from_numpy(drawn.view(np.int64) | 1)
 
 
 def _sketch(h: Tensor, readout: Readout, size: tuple[int, int], seeds: Tensor) -> Sketch:
@@ -124,18 +125,15 @@ def _sketch(h: Tensor, readout: Readout, size: tuple[int, int], seeds: Tensor) -
     ids = torch.cat([top, tail.ids], dim=1).int()
     odd = torch.where(top_logit.isfinite(), torch.inf, torch.nan)
     log_normalizer = torch.where(normal, top_logit + total.log(), odd)
-    return Sketch(
-        *(ids, head_rows(normed, ids, readout), log_normalizer, tail.mass / total),
-        *(digests(normed), k, logits.shape[1]),
-    )
+    kept, share, digest = head_rows(normed, ids, readout), tail.mass / total, digests(normed)
+    return Sketch(ids, kept, log_normalizer, share, digest, k, logits.shape[1])
 
 
-def _join(parts: list[Sketch]) -> Sketch:
-    def column(name: str) -> Tensor:
-        return torch.cat([getattr(part, name) for part in parts])
+def join(parts: Sequence[Sketch]) -> Sketch:
+    """Return the rows of some sketches of one head, one after another; at least one."""
 
-    names = ("ids", "logits", "log_normalizer", "tail_mass", "digest")
-    return Sketch(*map(column, names), parts[0].num_top, parts[0].width)
+    columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in _PER_ROW}
+    return replace(parts[0], **columns)
 
 
 def _why_not_native(normed: Tensor, ids: Tensor, readout: Readout) -> str | None:  # noqa: ARG001
@@ -179,4 +177,4 @@ def _reference(normed: Tensor, ids: Tensor, readout: Readout) -> Tensor:
 
 
 def _chunks(normed: Tensor, ids: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(normed.split(rows), ids.split(rows), strict=True)
+    return zip(torch.split(normed, rows), torch.split(ids, rows), strict=True)

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Tail", "draw_tail", "uniforms"]
+__all__ = ["Tail", "draw_tail", "hashes", "uniforms"]
 
 _BLOCK = 128
 """Ids whose masses are summed first, so that M draws look at M blocks and not at V masses."""
@@ -29,14 +30,19 @@ class Tail(NamedTuple):
     """The tail's mass in units of the row's largest, float64 [n]."""
 
 
-def uniforms(seeds: Tensor, count: int) -> Tensor:
-    """Return `count` numbers in (0, 1) per seed, float64 [n, count], from int64 seeds [n]."""
+def hashes(seeds: Tensor, count: int) -> NDArray[np.uint64]:
+    """Return the first `count` outputs of SplitMix64 for each int64 seed [n], uint64 [n, count]."""
     with np.errstate(over="ignore"):
         steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
         x = seeds.cpu().numpy().view(np.uint64)[:, None] + steps
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        x ^= x >> np.uint64(31)
+        return x ^ (x >> np.uint64(31))  # type: ignore[no-any-return]
+
+
+def uniforms(seeds: Tensor, count: int) -> Tensor:
+    """Return `count` numbers in (0, 1) per seed, float64 [n, count], from int64 seeds [n]."""
+    x = hashes(seeds, count)
     return torch.from_numpy(((x >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53)
 
 

@@ -69,7 +69,7 @@ def estimated_kl(h_cand: Tensor, sketch: Sketch, readout: Readout) -> Estimate:
             )
             for first in range(0, max(1, len(h_cand)), _ROWS)
         ]
-        return Estimate(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        return Estimate._make(torch.cat(column) for column in zip(*parts, strict=True))
 
 
 def _estimate(h: Tensor, sketch: Sketch, readout: Readout) -> Estimate:
@@ -83,7 +83,7 @@ def _estimate(h: Tensor, sketch: Sketch, readout: Readout) -> Estimate:
         *found, unanswered[rows] = _differing(normed[rows], sketch.rows(rows), readout)
         for column, values in zip(out, found, strict=True):
             column[rows] = values
-    return Estimate(*out, unanswered)
+    return Estimate(*out[:3], out[3], unanswered)
 
 
 def _differing(normed: Tensor, sketch: Sketch, readout: Readout) -> tuple[Tensor, ...]:
@@ -105,7 +105,8 @@ def _unanswered(normed: Tensor, z: Tensor, sketch: Sketch) -> Tensor:
     """Say where infinite logits, seen or not, may decide; a NaN has an answer: NaN."""
     largest = torch.finfo(normed.dtype).max ** 0.5
     huge = (normed.abs() > largest).any(-1) | z.isinf().any(-1)
-    return (huge & ~z.isnan().any(-1)) | sketch.log_normalizer.isposinf()
+    unseen: Tensor = (huge & ~z.isnan().any(-1)) | sketch.log_normalizer.isposinf()
+    return unseen
 
 
 def _log_weights(sketch: Sketch) -> Tensor:

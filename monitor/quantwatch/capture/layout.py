@@ -30,6 +30,8 @@ class Layout:
     """Each prompt's part of the scored rows."""
     positions: tuple[Positions, ...]
     """Each prompt's sampled positions, of the lens and of the head."""
+    suite_hash: str = ""
+    """What is drawn at random is drawn by it."""
 
     def measured(self, number: int, positions: Positions) -> Tensor:
         """Return the measured rows of some positions of the batch's prompt `number`."""
@@ -51,7 +53,7 @@ def lay_out(batch: Batch, suite_hash: str, plan: CapturePlan) -> Layout:
         start += prompt.num_scored
     per_256 = plan.lens_positions or _DEFAULT_HEAD_POSITIONS
     sampled = tuple(lens_positions(suite_hash, prompt, per_256) for prompt in batch.prompts)
-    return Layout(batch, torch.cat(rows), torch.cat(targets), tuple(spans), sampled)
+    return Layout(batch, torch.cat(rows), torch.cat(targets), tuple(spans), sampled, suite_hash)
 
 
 def _targets(prompt: Prompt) -> Tensor:

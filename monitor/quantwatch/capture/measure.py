@@ -6,6 +6,7 @@ from dataclasses import replace
 from quantwatch.capture.basis import other_inputs
 from quantwatch.capture.births import candidate_births, reference_births
 from quantwatch.capture.compare import Reading, read_candidate
+from quantwatch.capture.estimates import estimate_layers
 from quantwatch.capture.layers import read_layers, worst_positions
 from quantwatch.capture.layout import Layout, Positions
 from quantwatch.capture.observations import Measured, observations
@@ -15,6 +16,7 @@ from quantwatch.capture.probe import Probe
 from quantwatch.capture.readout import readout_of
 from quantwatch.capture.report import MAX_HEAD_ROWS, CaptureReport
 from quantwatch.capture.routing import both
+from quantwatch.capture.sketches import sketch_layers
 from quantwatch.capture.trace import Trace, TraceSource
 from quantwatch.domain import HEAD, Progress, Sink
 
@@ -74,6 +76,8 @@ class Measurer:
         outputs, report = measured.outputs, self.report
         with report.timed("lens"):
             self._read_layers(measured, trace, layout, heads[0])
+        if self._plan.lens == "estimated":
+            self._estimate(measured, trace, layout, heads[0])
         if layout.batch.isolated and measured.name not in self._other_heads:
             with report.timed("isolated"):
                 self._isolate_head(measured, layout, heads)
@@ -100,6 +104,18 @@ class Measurer:
         readout = replace(reference.readout, width=measured.outputs.width)
         readings = read_layers(readout, layers, layout, requests)
         measured.samples, measured.extras = readings[: len(worst)], readings[len(worst) :]
+
+    def _estimate(self, measured: Measured, trace: Trace, layout: Layout, reference: Head) -> None:
+        """Estimate every layer at every scored position, from the trace's sketch."""
+        width, report = measured.outputs.width, self.report
+        readout = replace(reference.readout, width=width)
+        if width not in trace.sketches:
+            with report.timed("sketch"):
+                trace.sketches[width] = sketch_layers(readout, trace.taps, layout, self._plan)
+        with report.timed("estimates"):
+            layers = {s: (trace.taps[s], hidden) for s, hidden in measured.reading.layers.items()}
+            sketch = trace.sketches[width]
+            measured.estimates = estimate_layers(readout, layers, layout, sketch)
 
     def _worst(self, outputs: Outputs, layout: Layout, number: int) -> Positions:
         kl = outputs.statistics.logit_kl[layout.spans[number]].cpu().numpy()

@@ -1,11 +1,14 @@
 """What a capture measures, as a value: part of what makes two runs comparable."""
 
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 from quantwatch.telemetry import canonical_sha
 
 VERSION = 1
 """Raised whenever capture would give other numbers for the same models and plan."""
+
+_OF_ESTIMATES = ("lens", "sketch_top", "sketch_draws")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +33,17 @@ class CapturePlan:
     """Padded tokens per batch; a prompt is never split."""
     keep_top: int = 10
     """Logits kept per position and model for the top-k view."""
+    lens: Literal["sampled", "estimated"] = "sampled"
+    """estimated: beside the sample, every layer's KL at every scored position is estimated."""
+    sketch_top: int = 64
+    """Largest lens logits of the reference that the estimate keeps."""
+    sketch_draws: int = 64
+    """Ids that it draws from the rest."""
 
     @property
     def sha(self) -> str:
         """SHA-256 of the plan and the capture version."""
-        return canonical_sha({**asdict(self), "version": VERSION})
+        values = {**asdict(self), "version": VERSION}
+        if self.lens == "sampled":  # measures what it did before there were estimates
+            values = {key: value for key, value in values.items() if key not in _OF_ESTIMATES}
+        return canonical_sha(values)

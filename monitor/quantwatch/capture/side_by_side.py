@@ -55,7 +55,9 @@ def capture_suite(
         source = LiveTraceSource(probes[REFERENCE])
         others = {name: probe for name, probe in probes.items() if name != REFERENCE}
         main = Measurer(source, others, plan, sink, report)
-        quiet = replace(plan, worst_positions=0)  # shown only, and nobody looks at the floor's
+        quiet = replace(
+            plan, worst_positions=0, lens="sampled"
+        )  # shown only, and nobody looks at the floor's
         itself = {REFERENCE: probes[REFERENCE]}
         noise = Measurer(source, itself, quiet, floor, CaptureReport())
         night = _Night(source, (main, noise), suite, plan, models[REFERENCE].max_positions)

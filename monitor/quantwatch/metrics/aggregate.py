@@ -130,10 +130,14 @@ class Aggregator:
                     PromptValues(p, v[row].astype(np.float64), self._positions(p, at))
                     for p, v, at in read
                 ]
-                yield summarize(metric, scope, parts, worst=worst, method=self._method(series))
+                yield summarize(
+                    metric, scope, parts, worst=worst, method=self._method(metric, series)
+                )
 
-    def _method(self, series: _Series) -> str:
+    def _method(self, metric: str, series: _Series) -> str:
         """Say what the mean was taken over. The last position of a prompt has no next token."""
+        if METRICS[metric].estimated:
+            return "estimated"
         if len(series.samples) < len(self._prompts):
             return "sampled prompts"
         counts = (

@@ -32,6 +32,7 @@ class RunRequest:
         """What capture is to measure."""
         return CapturePlan(
             lens_positions=self.check.lens_positions,
+            lens=self.check.lens,
             isolated_fraction=self.check.isolated_fraction,
             batch_tokens=self.check.batch_tokens,
         )

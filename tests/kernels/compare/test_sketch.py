@@ -1,5 +1,7 @@
 """What is kept of a reference, what is drawn from its tail, and rows of a head."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -32,7 +34,7 @@ def seeds(rows: int, first: int = 0) -> Tensor:
     [{}, {"scale": 0.5}, {"softcap": 5.0}, {"width": 650}],
     ids=["plain", "scale", "cap", "cut"],
 )
-def test_keeps_what_the_distribution_is_made_of(how: dict[str, float]) -> None:
+def test_keeps_what_the_distribution_is_made_of(how: dict[str, Any]) -> None:
     """Catches a scale, cap or cut that is left out, and draws from the top or from nowhere."""
     r, h = readout(**how), torch.randn(70, HIDDEN)
     kept = sketch_rows(h, r, 16, 8, seeds(70))
@@ -178,5 +180,5 @@ def test_digests_tell_rows_apart(dtype: torch.dtype) -> None:
     swapped[[0, 1]] = row[[1, 0]]
     negative[3] = -0.0
     found = digests(torch.stack([row, row, negative, other, swapped]))
-    assert found[:3].unique().numel() == 1
-    assert found.unique().numel() == 3
+    assert len(set(found[:3].tolist())) == 1
+    assert len(set(found.tolist())) == 3

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from quantwatch_kernels.compare import sketch_estimate
 from quantwatch_kernels.compare.exact import compare_exactly
 from quantwatch_kernels.compare.lens import Readout, lens_statistics
-from quantwatch_kernels.compare.sketch import Sketch, sketch_rows
+from quantwatch_kernels.compare.sketch import Sketch, head_rows, sketch_rows
 from quantwatch_kernels.compare.sketch_estimate import Estimate, estimated_kl
 from quantwatch_kernels.registry import fallbacks, prefer
 from quantwatch_kernels.testing import assert_close
@@ -96,7 +95,7 @@ def test_of_all_ids_it_is_the_exact_kl(drift: float) -> None:
     every = torch.arange(300).expand(40, 300).int()
     z, y = (torch.empty(40, 300) for _ in range(2))
     z.scatter_(1, kept.ids[:, :300].long(), kept.logits[:, :300])
-    y.copy_(sketch_estimate.head_rows(r.normed(other), every, r))
+    y.copy_(head_rows(r.normed(other), every, r))
     assert_close(found.kl, compare_exactly(z, y).kl, rtol=1e-6, atol=1e-18)
     assert found.standard_error.tolist() == [0.0] * 40
 
