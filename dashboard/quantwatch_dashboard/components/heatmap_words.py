@@ -4,12 +4,14 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
+from quantwatch.domain import CandidateResult
 from quantwatch.metrics.registry import METRICS
 from quantwatch_dashboard.charts.layers import layer_chart
 from quantwatch_dashboard.components.explain import term
 from quantwatch_dashboard.components.markup import Html, tag
 from quantwatch_dashboard.logic import naming
 from quantwatch_dashboard.logic.cells import Kind, value_text
+from quantwatch_dashboard.logic.estimates import error_words
 from quantwatch_dashboard.logic.focus import Focus
 from quantwatch_dashboard.logic.grid import TokenGrid
 from quantwatch_dashboard.logic.lines import Guides, LayerLine
@@ -29,7 +31,15 @@ def caption(grid: TokenGrid, metric: str, kind: Kind) -> Html:
     return tag("p", term(metric), f". {sentences.strip()}", class_="qw-soft qw-small")
 
 
+def estimates(candidate: CandidateResult) -> Html:
+    """Say how far the estimates are off where the lens read everything, too."""
+    return tag("p", error_words(candidate), class_="qw-soft qw-small")
+
+
 def _share(grid: TokenGrid) -> str:
+    if grid.estimated is not None and grid.estimated.any():
+        exact = grid.num_measured - int(grid.estimated.sum())
+        return f"{exact:,} of {grid.values.size:,} cells were measured, the others are estimates."
     said = f"{grid.num_measured:,} of {grid.values.size:,} cells were measured"
     partly = grid.num_measured < grid.values.size
     return f"{said}; grey: not measured, the lens reads a sample of the tokens." if partly else (

@@ -96,6 +96,8 @@ def _draw(focus: Focus, grid: TokenGrid, look: Look, key: str) -> None:
     figure = drawn(focus, grid, look)
     picture.choose(figure, key, f"{look.title} by layer and token", f"{focus.file_name}-{key}")
     st.html(heatmap_words.caption(grid, focus.metric, look.kind))
+    if grid.estimated is not None:
+        st.html(heatmap_words.estimates(focus.candidate))
 
 
 def drawn(focus: Focus, grid: TokenGrid, look: Look) -> go.Figure:
