@@ -62,7 +62,8 @@ def side_by_side(layers: Sequence[Tensor], layout: Layout) -> Iterator[tuple[sli
     for start in range(0, len(layout.rows), TOKENS_AT_A_TIME):
         part = slice(start, min(start + TOKENS_AT_A_TIME, len(layout.rows)))
         rows = layout.rows[part].to(layers[0].device)
-        yield part, torch.stack([layer[rows] for layer in layers], dim=1).flatten(0, 1).float()
+        hidden = torch.stack([layer[rows] for layer in layers], dim=1).flatten(0, 1)
+        yield part, hidden if hidden.dtype == torch.float64 else hidden.float()
 
 
 def _seeds(layout: Layout, num_layers: int) -> Tensor:

@@ -52,7 +52,7 @@ class Trace:
     choices: Choices = field(default_factory=Choices)
     """Where the reference's routers sent the tokens."""
     sketches: dict[int, LayerSketch] = field(default_factory=dict)
-    """Number of ids that are compared → what the lens saw of the reference, if it was kept."""
+    """Number of ids that are compared → what the lens saw of the layers, by one plan and suite."""
 
     def first(self, count: int) -> "Trace":
         """Return the trace of the only prompt's first `count` tokens, as views.

@@ -1,22 +1,26 @@
 """Every layer at every position by the estimator, beside the exact sample of the same run."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import quantwatch
 from quantwatch.capture import estimates
 from quantwatch.capture.estimates import relative_difference
-from quantwatch.capture.plan import CapturePlan
+from quantwatch.capture.plan import VERSION, CapturePlan
 from quantwatch.capture.sampling import token_seeds
 from quantwatch.domain import Prompt
+from quantwatch.metrics.registry import METRICS
+from quantwatch.telemetry import canonical_sha
 from quantwatch_kernels.registry import fallbacks
 
 SAMPLED = CapturePlan(batch_tokens=64)
 ESTIMATED = replace(SAMPLED, lens="estimated", sketch_top=16, sketch_draws=16)
 LENGTHS = [40, 9, 23]
+SKETCH = ("sketch_top", "sketch_draws")
 
 
 def captured(kit: Any, plan: CapturePlan, architecture: str = "llama", **suite: Any) -> Any:
@@ -164,3 +168,34 @@ def test_seeds_are_of_suite_prompt_and_position() -> None:
     assert token_seeds("ab", replace(prompt, score_start=6), "sketch").tolist() == seeds[2:]
     assert token_seeds("cd", prompt, "sketch").tolist() != seeds
     assert token_seeds("ab", replace(prompt, index=4), "sketch").tolist() != seeds
+
+
+def test_plans_without_estimates_have_the_digest_they_had() -> None:
+    """Catches an upgrade after which no run can be compared with its baseline."""
+    known = {k: v for k, v in asdict(SAMPLED).items() if k not in ("lens", *SKETCH)}
+    assert SAMPLED.sha == canonical_sha({**known, "version": VERSION})
+    assert replace(SAMPLED, sketch_top=9).sha == SAMPLED.sha
+    shas = {
+        plan.sha for plan in (SAMPLED, ESTIMATED, *(replace(ESTIMATED, **{k: 9}) for k in SKETCH))
+    }
+    assert len(shas) == 4
+
+
+def test_a_run_stores_estimates_and_says_that_they_are(kit: Any) -> None:
+    """Catches a row of estimates that is taken for a measured one."""
+    model = kit.build("llama")
+    rows = [list(range(3, 43)), list(range(20, 32))]
+    run = quantwatch.compare(model, kit.perturb(model), rows, lens="estimated")
+    (candidate,) = run.candidates
+    found = {m: candidate.find(m, "layers.1") for m in METRICS if m.startswith("lens_kl")}
+    assert {name: (row.method, row.n) for name, row in found.items() if row is not None} == {
+        "lens_kl": ("sampled positions", 2),
+        "lens_kl_estimated": ("estimated", 52),
+        "lens_kl_error": ("sampled positions", 2),
+        "lens_kl_difference": ("sampled positions", 2),
+    }
+    plain = quantwatch.compare(model, kit.perturb(model), rows)
+    before, after = (r.candidates[0].find("lens_kl", "layers.1") for r in (plain, run))
+    assert before == after
+    assert plain.capture_sha != run.capture_sha
+    assert plain.candidates[0].find("lens_kl_estimated", "layers.1") is None
