@@ -102,7 +102,8 @@ def _estimated(
     errors = blocks.get_block(database(url), *key[:2], "per_token", "lens_kl_error", key[3])
     if errors is None or errors.missing is None:
         return None
-    rows = [list(errors.scopes).index(scope) for scope in scopes]
+    known = [str(scope) for scope in errors.scopes]
+    rows = [known.index(scope) for scope in scopes]
     estimated: NDArray[np.bool_] = errors.missing[rows] & ~missing
     return estimated
 

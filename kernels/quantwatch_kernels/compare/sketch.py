@@ -14,7 +14,7 @@ n rows, H hidden width, V ids.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -132,7 +132,9 @@ def _sketch(h: Tensor, readout: Readout, size: tuple[int, int], seeds: Tensor) -
 def join(parts: Sequence[Sketch]) -> Sketch:
     """Return the rows of some sketches of one head, one after another; at least one."""
 
-    columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in _PER_ROW}
+    columns: dict[str, Any] = {
+        name: torch.cat([getattr(part, name) for part in parts]) for name in _PER_ROW
+    }
     return replace(parts[0], **columns)
 
 

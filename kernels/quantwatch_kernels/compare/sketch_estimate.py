@@ -83,7 +83,8 @@ def _estimate(h: Tensor, sketch: Sketch, readout: Readout) -> Estimate:
         *found, unanswered[rows] = _differing(normed[rows], sketch.rows(rows), readout)
         for column, values in zip(out, found, strict=True):
             column[rows] = values
-    return Estimate(*out[:3], out[3], unanswered)
+    kl, error, five, three = out
+    return Estimate(kl, error, five, three, unanswered)
 
 
 def _differing(normed: Tensor, sketch: Sketch, readout: Readout) -> tuple[Tensor, ...]:

@@ -19,6 +19,7 @@ from quantwatch.capture.routing import both
 from quantwatch.capture.sketches import sketch_layers
 from quantwatch.capture.trace import Trace, TraceSource
 from quantwatch.domain import HEAD, Progress, Sink
+from quantwatch_kernels.registry import watched
 
 
 class Measurer:
@@ -112,7 +113,8 @@ class Measurer:
         if width not in trace.sketches:
             with report.timed("sketch"):
                 trace.sketches[width] = sketch_layers(readout, trace.taps, layout, self._plan)
-        with report.timed("estimates"):
+        # What the estimator does another way is told with the candidate's other events.
+        with report.timed("estimates"), watched(self.probes[measured.name].watch):
             layers = {s: (trace.taps[s], hidden) for s, hidden in measured.reading.layers.items()}
             sketch = trace.sketches[width]
             measured.estimates = estimate_layers(readout, layers, layout, sketch)

@@ -15,6 +15,7 @@ from quantwatch.capture.sampling import token_seeds
 from quantwatch.domain import Prompt
 from quantwatch.metrics.registry import METRICS
 from quantwatch.telemetry import canonical_sha
+from quantwatch_kernels.compare.sketch_estimate import estimated_kl
 from quantwatch_kernels.registry import fallbacks
 
 SAMPLED = CapturePlan(batch_tokens=64)
@@ -112,7 +113,7 @@ def test_what_the_estimate_cannot_answer_is_read_in_full(
 ) -> None:
     """Catches a NaN, or a 0, in place of a number that can be had."""
     whole = captured(kit, replace(SAMPLED, lens_positions=256))
-    plain = estimates.estimated_kl
+    plain = estimated_kl
 
     def blind(*args: Any) -> Any:
         found = plain(*args)
@@ -134,6 +135,8 @@ def test_a_head_that_is_no_plain_product_falls_back(kit: Any) -> None:
     found = captured(kit, ESTIMATED, "phi")
     assert found.sink.largest("c", "lens_kl_estimated")["layers.0"] > 0
     assert {(f.op, f.used) for f in fallbacks()} >= {("head_rows", "aten")}
+    (said,) = (words for words in found.report.events["c"] if words.startswith("head_rows"))
+    assert said.startswith("head_rows (aten instead of native), 3 times: the head is more than")
 
 
 def test_the_floor_has_no_estimates(kit: Any) -> None:
@@ -175,9 +178,8 @@ def test_plans_without_estimates_have_the_digest_they_had() -> None:
     known = {k: v for k, v in asdict(SAMPLED).items() if k not in ("lens", *SKETCH)}
     assert SAMPLED.sha == canonical_sha({**known, "version": VERSION})
     assert replace(SAMPLED, sketch_top=9).sha == SAMPLED.sha
-    shas = {
-        plan.sha for plan in (SAMPLED, ESTIMATED, *(replace(ESTIMATED, **{k: 9}) for k in SKETCH))
-    }
+    others = replace(ESTIMATED, sketch_top=9), replace(ESTIMATED, sketch_draws=9)
+    shas = {plan.sha for plan in (SAMPLED, ESTIMATED, *others)}
     assert len(shas) == 4
 
 
