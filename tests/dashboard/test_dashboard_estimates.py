@@ -68,11 +68,14 @@ def test_hovering_tells_an_estimate() -> None:
     assert "estimated" not in str(plain)
 
 
-def test_the_caption_counts_what_was_measured() -> None:
-    assert "3 of 6 cells were measured, the others are estimates." in caption(
-        grid(MASK), "lens_kl", "log"
-    )
-    assert "6 of 6 cells were measured." in caption(grid(None), "lens_kl", "log")
+def test_the_caption_counts_what_was_measured(save_run: Callable[[Spec], RunResult]) -> None:
+    """Catches estimates without a word on how good they are."""
+    (candidate,) = save_run(SPEC).candidates
+    shown = caption(grid(MASK), "lens_kl", "log", candidate)
+    assert "3 of 6 cells were measured, the others are estimates. Estimates, held" in shown
+    plain = caption(grid(None), "lens_kl", "log", candidate)
+    assert "6 of 6 cells were measured." in plain
+    assert "stimate" not in plain
 
 
 def test_stored_cells_without_an_error_are_estimates(

@@ -25,21 +25,17 @@ _HOW = {
 }
 
 
-def caption(grid: TokenGrid, metric: str, kind: Kind) -> Html:
-    """Say how to read the picture, how much was measured, and where it is worst."""
-    sentences = f" {_HOW[kind]}. {_share(grid)} {_worst(grid, kind)}"
+def caption(grid: TokenGrid, metric: str, kind: Kind, candidate: CandidateResult) -> Html:
+    """Say how to read the picture, how much was measured and how well, and where it is worst."""
+    sentences = f" {_HOW[kind]}. {_share(grid, candidate)} {_worst(grid, kind)}"
     return tag("p", term(metric), f". {sentences.strip()}", class_="qw-soft qw-small")
 
 
-def estimates(candidate: CandidateResult) -> Html:
-    """Say how far the estimates are off where the lens read everything, too."""
-    return tag("p", error_words(candidate), class_="qw-soft qw-small")
-
-
-def _share(grid: TokenGrid) -> str:
+def _share(grid: TokenGrid, candidate: CandidateResult) -> str:
     if grid.estimated is not None and grid.estimated.any():
         exact = grid.num_measured - int(grid.estimated.sum())
-        return f"{exact:,} of {grid.values.size:,} cells were measured, the others are estimates."
+        said = f"{exact:,} of {grid.values.size:,} cells were measured, the others are estimates."
+        return f"{said} {error_words(candidate)}"
     said = f"{grid.num_measured:,} of {grid.values.size:,} cells were measured"
     partly = grid.num_measured < grid.values.size
     return f"{said}; grey: not measured, the lens reads a sample of the tokens." if partly else (
