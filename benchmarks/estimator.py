@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--k", type=int, default=64)
-    parser.add_argument("--m", type=int, default=64)
+    parser.add_argument("--m", type=int, default=96)
     parser.add_argument("--candidates", nargs="+", default=["int8-channel"])
     sizes = parser.parse_args()
     torch.set_num_threads(sizes.threads)

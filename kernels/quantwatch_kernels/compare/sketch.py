@@ -2,8 +2,8 @@
 
 Kept per row: the K largest logits, M ids drawn from the rest (the *tail*) in proportion to their
 probability, the log-normaliser, the tail's mass and a digest of the hidden state. Of a candidate
-only these K + M rows of the head are multiplied (`sketch_estimate.py`): for K = M = 64 and 49,152
-ids one product of 384.
+only these K + M rows of the head are multiplied (`sketch_estimate.py`): for K = 64, M = 96 and
+49,152 ids one product of 307.
 
 The kept logits are the gathered products themselves, not those of the full matrix product that
 found them, which rounds otherwise: a hidden state that is equal bit for bit gives equal logits.

@@ -37,7 +37,7 @@ class CapturePlan:
     """estimated: beside the sample, every layer's KL at every scored position is estimated."""
     sketch_top: int = 64
     """Largest lens logits of the reference that the estimate keeps."""
-    sketch_draws: int = 64
+    sketch_draws: int = 96
     """Ids that it draws from the rest."""
 
     @property

@@ -102,7 +102,7 @@ class CheckConfig(Strict):
     lens: Literal["sampled", "estimated"] = Field(
         default="sampled",
         description="estimated: beside the exact sample, every layer's KL at every token is "
-        "estimated from 128 logits; the first run reads the reference's layers in full.",
+        "estimated from 160 logits; the first run reads the reference's layers in full.",
     )
     isolated_fraction: float = Field(
         default=0.125,
