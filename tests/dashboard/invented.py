@@ -74,6 +74,8 @@ class Candidate:
     nan_layer: int | None = None
     bits: float = 8.0
     failure: str | None = None
+    estimated: bool = False
+    """Whether its per-layer KL is estimated beside the sample, 2 % too high."""
 
 
 DEMO = (
@@ -183,11 +185,25 @@ def make_observation(
             TokenMatrix("rel_error", scopes, errors),
             TokenMatrix("headroom_bits", scopes, _headroom(c, scopes, errors)),
             TokenMatrix("isolated_error", (*layers, *modules), own),
+            *(_estimates(layers, np.minimum(whole**2 * 9, 12), at) if c.estimated else ()),
         ),
         _top(prompt, output[0], rng),
         NonFinite(Scope(f"layers.{c.nan_layer}"), prompt.index, 3)
         if c.nan_layer is not None
         else None,
+    )
+
+
+def _estimates(
+    layers: tuple[Scope, ...], exact: NDArray[np.float64], at: NDArray[np.int64]
+) -> tuple[TokenMatrix, ...]:
+    estimated = exact * 1.02
+    everywhere = np.arange(exact.shape[1])
+    return (
+        TokenMatrix("lens_kl", layers, estimated, everywhere, "extra"),
+        TokenMatrix("lens_kl_estimated", layers, estimated),
+        TokenMatrix("lens_kl_error", layers, 1 - 1 / np.full(exact[:, at].shape, 1.02), at),
+        TokenMatrix("lens_kl_difference", layers, (estimated - exact)[:, at], at),
     )
 
 

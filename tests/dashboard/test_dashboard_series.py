@@ -187,5 +187,5 @@ def test_router_figures_are_those_of_the_run(planted: RunResult) -> None:
     assert rows[1].value("router_overlap") is None
     assert "router_weight_l1" in MATRICES
     assert set(RANGES) == set(MATRICES) == {s.slug for s in METRICS.values() if s.token_block} - {
-        "logit_kl", "js",
+        "logit_kl", "js", "lens_kl_error",
     }  # fmt: skip

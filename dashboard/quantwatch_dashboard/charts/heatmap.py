@@ -133,15 +133,26 @@ def _trace(
 def _cell_texts(grid: TokenGrid, pooled: Pooled, kind: Kind) -> NDArray[np.str_]:
     """Return value and token of every cell: the axis shows the token's text, hover where it is."""
     where = [_where(grid, pooled, j) for j in range(len(pooled.column_starts))]
+    rows = zip(pooled.values.tolist(), pooled.missing.tolist(), _how(grid, pooled), strict=True)
     found = [
         [
-            f"{text.NOT_MEASURED if gone else value_text(value, kind)}<br>{there}"
-            for value, gone, there in zip(values, missing, where, strict=True)
+            f"{text.NOT_MEASURED if gone else value_text(value, kind)}{how}<br>{there}"
+            for value, gone, how, there in zip(values, missing, hows, where, strict=True)
         ]
-        for values, missing in zip(pooled.values.tolist(), pooled.missing.tolist(), strict=True)
+        for values, missing, hows in rows
     ]
     # An array: of a list Plotly looks at each element, several times.
     return np.array(found)
+
+
+def _how(grid: TokenGrid, pooled: Pooled) -> list[list[str]]:
+    """Return of each cell whether it is an estimate, or stands for some."""
+    if grid.estimated is None:
+        return [[""] * pooled.values.shape[1]] * pooled.values.shape[0]
+    rows = np.logical_or.reduceat(grid.estimated, pooled.row_starts, axis=0)
+    found = np.logical_or.reduceat(rows, pooled.column_starts, axis=1)
+    word = " (estimated)" if pooled.values.shape == grid.values.shape else " (some estimated)"
+    return [[word if each else "" for each in row] for row in found.tolist()]
 
 
 def _where(grid: TokenGrid, pooled: Pooled, column: int) -> str:

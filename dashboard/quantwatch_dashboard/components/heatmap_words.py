@@ -4,12 +4,14 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
+from quantwatch.domain import CandidateResult
 from quantwatch.metrics.registry import METRICS
 from quantwatch_dashboard.charts.layers import layer_chart
 from quantwatch_dashboard.components.explain import term
 from quantwatch_dashboard.components.markup import Html, tag
 from quantwatch_dashboard.logic import naming
 from quantwatch_dashboard.logic.cells import Kind, value_text
+from quantwatch_dashboard.logic.estimates import error_words
 from quantwatch_dashboard.logic.focus import Focus
 from quantwatch_dashboard.logic.grid import TokenGrid
 from quantwatch_dashboard.logic.lines import Guides, LayerLine
@@ -23,13 +25,17 @@ _HOW = {
 }
 
 
-def caption(grid: TokenGrid, metric: str, kind: Kind) -> Html:
-    """Say how to read the picture, how much was measured, and where it is worst."""
-    sentences = f" {_HOW[kind]}. {_share(grid)} {_worst(grid, kind)}"
+def caption(grid: TokenGrid, metric: str, kind: Kind, candidate: CandidateResult) -> Html:
+    """Say how to read the picture, how much was measured and how well, and where it is worst."""
+    sentences = f" {_HOW[kind]}. {_share(grid, candidate)} {_worst(grid, kind)}"
     return tag("p", term(metric), f". {sentences.strip()}", class_="qw-soft qw-small")
 
 
-def _share(grid: TokenGrid) -> str:
+def _share(grid: TokenGrid, candidate: CandidateResult) -> str:
+    if grid.estimated is not None and grid.estimated.any():
+        exact = grid.num_measured - int(grid.estimated.sum())
+        said = f"{exact:,} of {grid.values.size:,} cells were measured, the others are estimates."
+        return f"{said} {error_words(candidate)}"
     said = f"{grid.num_measured:,} of {grid.values.size:,} cells were measured"
     partly = grid.num_measured < grid.values.size
     return f"{said}; grey: not measured, the lens reads a sample of the tokens." if partly else (

@@ -63,4 +63,5 @@ def _picked(
         tuple(grid.places[k] for k in j),
         grid.values[cells],
         grid.missing[cells],
+        None if grid.estimated is None else grid.estimated[cells],
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,8 @@ class TokenGrid:
     places: tuple[TokenPlace, ...]
     values: NDArray[np.float64]
     missing: NDArray[np.bool_]
+    estimated: NDArray[np.bool_] | None = None
+    """Measured cells that are estimates; None where none is."""
 
     @property
     def num_measured(self) -> int:
@@ -44,15 +47,13 @@ class TokenGrid:
         """Return the grid without the columns in which no cell was measured."""
         kept = np.flatnonzero(~self.missing.all(axis=0))
         places = tuple(self.places[j] for j in kept)
-        return replace(
-            self, places=places, values=self.values[:, kept], missing=self.missing[:, kept]
-        )
+        return replace(self, places=places, **self._cells(np.s_[:, kept]))
 
     def rows(self, wanted: Collection[str]) -> "TokenGrid":
         """Return the grid with only these scopes, in the order of the grid."""
         kept = [i for i, scope in enumerate(self.scopes) if scope in wanted]
         scopes = tuple(self.scopes[i] for i in kept)
-        return replace(self, scopes=scopes, values=self.values[kept], missing=self.missing[kept])
+        return replace(self, scopes=scopes, **self._cells(np.s_[kept]))
 
     def normalised(self) -> "TokenGrid":
         """Return each cell ÷ the largest finite value of its layer; layers of zeros stay zero."""
@@ -64,10 +65,14 @@ class TokenGrid:
         """Return the grid with only the tokens at these positions, both ends included."""
         kept = [j for j, place in enumerate(self.places) if first <= place.position <= last]
         part = slice(kept[0], kept[-1] + 1) if kept else slice(0, 0)
-        return replace(
-            self, places=self.places[part], values=self.values[:, part],
-            missing=self.missing[:, part],
-        )  # fmt: skip
+        return replace(self, places=self.places[part], **self._cells(np.s_[:, part]))
+
+    def _cells(self, part: Any) -> dict[str, Any]:
+        """Return the matrices of a part."""
+        estimated = None if self.estimated is None else self.estimated[part]
+        return {
+            "values": self.values[part], "missing": self.missing[part], "estimated": estimated,
+        }  # fmt: skip
 
     def column(self, token: tuple[int, int] | None) -> int | None:
         """Return where a token (prompt and position) is, None when it is not in the grid."""
@@ -95,4 +100,14 @@ def side_by_side(grids: Sequence[TokenGrid]) -> TokenGrid:
         tuple(place for grid in grids for place in grid.places),
         np.concatenate([grid.values for grid in grids], axis=1),
         np.concatenate([grid.missing for grid in grids], axis=1),
+        _joined([grid.estimated for grid in grids], [grid.missing.shape for grid in grids]),
     )
+
+
+def _joined(
+    masks: Sequence[NDArray[np.bool_] | None], shapes: Sequence[tuple[int, ...]]
+) -> NDArray[np.bool_] | None:
+    if all(mask is None for mask in masks):
+        return None
+    pairs = zip(masks, shapes, strict=True)
+    return np.concatenate([np.zeros(s, np.bool_) if m is None else m for m, s in pairs], axis=1)

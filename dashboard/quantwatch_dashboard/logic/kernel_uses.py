@@ -20,9 +20,12 @@ _MEASURING = {
     "tap_statistics": "",
     "feature_kl": "",
     "lens_statistics": "lens_positions",
+    "head_rows": "lens",
     "isolated_error": "isolated_fraction",
 }
 """Operators that every check measures with → the setting that is 0 where it doesn't."""
+_CHOSEN = {"head_rows": "estimated"}
+"""Operators that a check measures with where the setting is this word."""
 _BY_BITS = {8: "int8_linear", 4: "int4_linear"}
 _OTHER_BITS = "lowbit_linear"
 _INTEGERS = "w8a8_linear"
@@ -87,7 +90,7 @@ def _uses(
 ) -> Uses:
     if name in _MEASURING:
         setting = _MEASURING[name]
-        measured = [c for c in configs.values() if not setting or c.get(setting, 1)]
+        measured = [c for c in configs.values() if _is_set(c, setting, _CHOSEN.get(name))]
         return Uses(known=True, measures=len(measured))
     found = [use for op, use in asked if op == name]
     found += [
@@ -100,6 +103,12 @@ def _uses(
     if name in _COMPUTED:
         return Uses(known=True, uses=tuple(found), doubtful=doubtful)
     return Uses(known=bool(found), uses=tuple(found))
+
+
+def _is_set(config: Json, setting: str, word: str | None) -> bool:
+    if word is not None:
+        return bool(config.get(setting) == word)
+    return not setting or bool(config.get(setting, 1))
 
 
 def _noted(operator: str, use: Use, notes: Notes) -> Use:

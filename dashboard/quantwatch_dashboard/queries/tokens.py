@@ -1,6 +1,6 @@
 """Inside a run: prompts, token matrices, top logits, worst tokens."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import streamlit as st
@@ -17,6 +17,8 @@ from quantwatch_dashboard.queries.bounded import Pool, pooled
 from quantwatch_dashboard.queries.connection import LONG_S, database
 
 _MAX_PROMPTS = 256
+ESTIMATED = "lens_kl"
+"""The metric that is estimated where it wasn't measured, if the check asks for that."""
 _PLACE_BYTES = 160
 """What a token's place takes in memory, besides its text, which the prompt holds."""
 
@@ -86,7 +88,24 @@ def _grid(url: str, key: BlockKey, suite_hash: str) -> TokenGrid | None:
     stored = _prompt(url, suite_hash, prompt)
     first = _offset(stored, values.shape[1])
     places = tuple(_place(stored, first + j) for j in range(values.shape[1]))
-    return TokenGrid(tuple(block.scopes), places, values, missing)
+    return TokenGrid(
+        tuple(block.scopes), places, values, missing, _estimated(url, key, block.scopes, missing)
+    )
+
+
+def _estimated(
+    url: str, key: BlockKey, scopes: Sequence[str], missing: NDArray[np.bool_]
+) -> NDArray[np.bool_] | None:
+    """Return which cells are estimates: those whose error was not measured, where any was."""
+    if key[2] != ESTIMATED:
+        return None
+    errors = blocks.get_block(database(url), *key[:2], "per_token", "lens_kl_error", key[3])
+    if errors is None or errors.missing is None:
+        return None
+    known = [str(scope) for scope in errors.scopes]
+    rows = [known.index(scope) for scope in scopes]
+    estimated: NDArray[np.bool_] = errors.missing[rows] & ~missing
+    return estimated
 
 
 @pooled(matrices, _size)

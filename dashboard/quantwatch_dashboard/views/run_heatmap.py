@@ -95,7 +95,7 @@ def _draw(focus: Focus, grid: TokenGrid, look: Look, key: str) -> None:
         return
     figure = drawn(focus, grid, look)
     picture.choose(figure, key, f"{look.title} by layer and token", f"{focus.file_name}-{key}")
-    st.html(heatmap_words.caption(grid, focus.metric, look.kind))
+    st.html(heatmap_words.caption(grid, focus.metric, look.kind, focus.candidate))
 
 
 def drawn(focus: Focus, grid: TokenGrid, look: Look) -> go.Figure:

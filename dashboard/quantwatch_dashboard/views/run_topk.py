@@ -42,4 +42,4 @@ def show(focus: Focus, metrics: list[str]) -> None:
         figure = drawn(focus, grid, Look(f"{naming.title(k)}, logits", "log", RANGES[k]))
     name = f"{focus.result.run_id}-{focus.candidate.name}-{k}"
     picture.choose(figure, "topk", f"{naming.title(k)} by layer and token", name)
-    st.html(heatmap_words.caption(grid, k, "log"))
+    st.html(heatmap_words.caption(grid, k, "log", focus.candidate))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from quantwatch_kernels.compare.lens import LENS, LensStatistics, Readout
 from quantwatch_kernels.compare.output import LEAKED, OUTPUT, Heads
+from quantwatch_kernels.compare.sketch import HEAD_ROWS
 from quantwatch_kernels.compare.tap import FEATURE, ISOLATED, TAP
 from quantwatch_kernels.conformance.case import (
     LAYOUTS,
@@ -37,6 +38,7 @@ def compare_cases() -> tuple[OpCase, ...]:
     return (
         reference_case(OUTPUT, _output, _within(1e-4), _WIDE),
         OpCase(LENS, "", _lens, _within(1e-4), _WIDE),
+        OpCase(HEAD_ROWS, "", _rows, _rounding, _WIDE),
         reference_case(FEATURE, _pair, _within(1e-4), _SHAPES),
         reference_case(TAP, _pair, _within(1e-12), _SHAPES),
         reference_case(ISOLATED, _triple, _within(1e-12), _SHAPES),
@@ -77,6 +79,21 @@ def _lens(ask: Ask) -> Made:
     twin: LensStatistics = LENS.run("reference", reference, candidate, _readout(exact), 2)
     scales = tuple(map(scale_of, twin))
     return Made((reference, candidate, _readout(head), 2), tuple(twin), scales)
+
+
+def _rows(ask: Ask) -> Made:
+    """Make rows of a head whose ids repeat; errors are relative to Σ |products|."""
+    h = LAYOUTS[ask.layout](ask.randn(*ask.shape, seed=3))
+    generator = torch.Generator().manual_seed(7)
+    ids = torch.randint(_IDS, (len(h), 9), generator=generator).int().to(ask.device)
+    head = _head(_head_weight(ask.shape[1], dense=True).to(ask.device, ask.dtype))
+    products = head.weight.double()[ids.long()] * h.double()[:, None]
+    return Made((h, ids, _readout(head)), (products.sum(-1),), (products.abs().sum(-1) + 1e-30,))
+
+
+def _rounding(_backend: str, dtype: torch.dtype) -> float:
+    """Return what a product's last rounding may take, and in float32 that of its partial sums."""
+    return 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps * 0.51
 
 
 def _head_weight(width: int, *, dense: bool) -> Tensor:

@@ -16,8 +16,9 @@ def rules_for(
     """Return the rules that judge a candidate: defaults, changed by the check, then by itself.
 
     Left out are rules that are switched off, and those on metrics that the check doesn't measure
-    (lens_positions = 0, isolated_fraction = 0), that its prompts have no next tokens for
-    (`has_targets`), or that a server doesn't tell. Raises ConfigError on rules that don't fit.
+    (lens_positions = 0, isolated_fraction = 0, estimates without lens = "estimated"), that its
+    prompts have no next tokens for (`has_targets`), or that a server doesn't tell. Raises
+    ConfigError on rules that don't fit.
     """
     merged = merge_rules(DEFAULT_RULES, check.rules, candidate.rules)
     fitting = (rule for rule in merged if applies(rule, candidate.served))
@@ -36,5 +37,7 @@ def out_of_reach(check: CheckConfig, candidate: CandidateConfig) -> tuple[str, .
 def _is_measured(rule: RuleConfig, check: CheckConfig) -> bool:
     if rule.metric == "isolated_error":
         return check.isolated_fraction > 0
+    if rule.metric == "lens_kl_estimated":
+        return check.lens == "estimated"
     through_lens = rule.metric in _LENS and "model" not in rule.globs
     return check.lens_positions > 0 or not through_lens

@@ -12,6 +12,7 @@ from dataclasses import replace
 from quantwatch.alerts import limits
 from quantwatch.alerts.changes import Change, Finding, comparison_of, weigh
 from quantwatch.alerts.drift import drift_alert
+from quantwatch.alerts.estimated import unsupported
 from quantwatch.alerts.limits import Limit, NoiseFloor
 from quantwatch.alerts.nonfinite import nonfinite_alert
 from quantwatch.alerts.readings import Reading, readings, sign
@@ -110,7 +111,10 @@ def _judge(
 ) -> Iterator[Alert]:
     """Yield the alert of a reading that breaches. A baseline without the value sets no limit."""
     if limit is not None and reading.value is not None and _beyond(rule, reading.value, limit):
-        yield _alert(candidate, rule, reading, limit, f"{_said(rule, reading)}{limit.words}")
+        doubt = unsupported(candidate, reading, limit)
+        words = f"{_said(rule, reading)}{limit.words}{doubt or ''}"
+        found = _alert(candidate, rule, reading, limit, words)
+        yield found if doubt is None else _undecided(found)
 
 
 def _judge_change(

@@ -53,7 +53,7 @@ def compares(metric: str) -> bool:
     """Say whether a metric is a distance between candidate and reference."""
     spec = METRICS[metric]
     is_distance = spec.direction != "neutral" and math.isfinite(spec.best_value)
-    return is_distance and metric not in ("nll_candidate", "router_load_max")
+    return is_distance and not spec.estimated and metric not in ("nll_candidate", "router_load_max")
 
 
 def noise_of_difference(metric: str, floor: float, value: float, baseline: float) -> float:

@@ -20,11 +20,12 @@ def event_words(watch: Watch, overflows: Mapping[str, int]) -> tuple[str, ...]:
     return (*_slow(watch), *_fallbacks(watch), *_overflows(overflows))
 
 
-def chunk_words(count: int) -> tuple[str, ...]:
+def chunk_words(count: int, *, estimated: bool = False) -> tuple[str, ...]:
     """Say that so many prompts went in chunks, and what of them is measured on a part only."""
     if not count:
         return ()
     partly = "isolated errors and the noise floor are of the first chunk alone"
+    partly += ", and no layer is estimated there" if estimated else ""
     return (f"{_times(count, 'prompt')} went through in chunks: {partly}",)
 
 

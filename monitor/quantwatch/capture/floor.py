@@ -20,7 +20,7 @@ class Floor:
         self.probe = probe
         self._course = course
         # The worst positions are only shown, and nobody looks at the floor's.
-        self._quiet = replace(course.plan, worst_positions=0)
+        self._quiet = replace(course.plan, worst_positions=0, lens="sampled")
         self._source = LiveTraceSource(probe)
 
     def beside(self, trace: Trace, sink: Sink) -> Json:

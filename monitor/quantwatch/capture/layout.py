@@ -31,6 +31,8 @@ class Layout:
     """Each prompt's part of the scored rows."""
     positions: tuple[Positions, ...]
     """Each prompt's sampled positions, of the lens and of the head."""
+    suite_hash: str = ""
+    """What is drawn at random is drawn by it."""
 
     def measured(self, number: int, positions: Positions) -> Tensor:
         """Return the measured rows of some positions of the batch's prompt `number`."""
@@ -53,7 +55,7 @@ def lay_out(batch: Batch, suite_hash: str, plan: CapturePlan) -> Layout:
         spans.append(slice(start, start + prompt.num_scored))
         start += prompt.num_scored
     sampled = tuple(lens_positions(suite_hash, p, _per_256(plan)) for p in batch.prompts)
-    return Layout(batch, torch.cat(rows), torch.cat(targets), tuple(spans), sampled)
+    return Layout(batch, torch.cat(rows), torch.cat(targets), tuple(spans), sampled, suite_hash)
 
 
 def _of_chunk(batch: Batch, chunk: Chunk, suite_hash: str, plan: CapturePlan) -> Layout:
@@ -63,7 +65,7 @@ def _of_chunk(batch: Batch, chunk: Chunk, suite_hash: str, plan: CapturePlan) ->
     here = sampled[(sampled >= chunk.start) & (sampled < chunk.stop)] - chunk.start
     rows = torch.arange(piece.score_start, len(piece.token_ids))
     targets = _targets(piece, chunk.following)
-    return Layout(batch, rows, targets, (slice(0, piece.num_scored),), (here,))
+    return Layout(batch, rows, targets, (slice(0, piece.num_scored),), (here,), suite_hash)
 
 
 def _per_256(plan: CapturePlan) -> int:

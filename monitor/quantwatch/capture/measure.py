@@ -8,6 +8,7 @@ import torch
 from quantwatch.capture.basis import other_inputs
 from quantwatch.capture.births import candidate_births, reference_births
 from quantwatch.capture.compare import Reading, read_candidate
+from quantwatch.capture.estimates import estimate_layers
 from quantwatch.capture.joining import Joined
 from quantwatch.capture.layers import read_layers, read_layers_of_many, worst_positions
 from quantwatch.capture.layout import Layout, Positions
@@ -18,9 +19,11 @@ from quantwatch.capture.probe import Probe
 from quantwatch.capture.readout import readout_of
 from quantwatch.capture.report import MAX_HEAD_ROWS, CaptureReport
 from quantwatch.capture.routing import both
+from quantwatch.capture.sketches import sketch_layers
 from quantwatch.capture.trace import Trace, TraceSource
 from quantwatch.domain import HEAD, NonFinite, Progress, Sink
 from quantwatch_kernels.compare.lens import Readout
+from quantwatch_kernels.registry import watched
 
 
 class Measurer:
@@ -104,6 +107,8 @@ class Measurer:
     ) -> None:
         """Add isolated head and births, and note what the report keeps."""
         outputs, report = measured.outputs, self.report
+        if self._plan.lens == "estimated" and layout.batch.chunk is None:
+            self._estimate(measured, trace, layout, heads[0])
         if layout.batch.isolated and measured.name not in self._other_heads:
             with report.timed("isolated"):
                 self._isolate_head(measured, layout, heads)
@@ -153,6 +158,19 @@ class Measurer:
             measured.samples = sample
             if any(len(at) for _, at in places):
                 measured.extras = read_layers(readout, own, layout, places)
+
+    def _estimate(self, measured: Measured, trace: Trace, layout: Layout, reference: Head) -> None:
+        """Estimate every layer at every scored position, from the trace's sketch."""
+        width, report = measured.outputs.width, self.report
+        readout = replace(reference.readout, width=width)
+        if width not in trace.sketches:
+            with report.timed("sketch"):
+                trace.sketches[width] = sketch_layers(readout, trace.taps, layout, self._plan)
+        # What the estimator does another way is told with the candidate's other events.
+        with report.timed("estimates"), watched(self.probes[measured.name].watch):
+            layers = {s: (trace.taps[s], hidden) for s, hidden in measured.reading.layers.items()}
+            sketch = trace.sketches[width]
+            measured.estimates = estimate_layers(readout, layers, layout, sketch)
 
     def _worst(self, measured: Measured, layout: Layout, number: int) -> Positions:
         kl = measured.outputs.statistics.logit_kl[layout.spans[number]].cpu().numpy()

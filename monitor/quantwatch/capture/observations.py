@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quantwatch.capture.compare import Reading, headroom_bits
+from quantwatch.capture.estimates import LayerEstimates, with_estimates
 from quantwatch.capture.layers import LayerReading
 from quantwatch.capture.layout import Layout
 from quantwatch.capture.outputs import Outputs
@@ -45,6 +46,8 @@ class Measured:
     outputs: Outputs
     samples: Sequence[LayerReading] = ()
     extras: Sequence[LayerReading] = ()
+    estimates: LayerEstimates | None = None
+    """At every scored position, if the plan asks for that."""
     isolated_head: Tensor | None = None
     """Float64, at the layout's sampled positions of the only prompt."""
     births: Sequence[NonFinite | None] = field(default_factory=list)
@@ -62,7 +65,7 @@ def observations(measured: Measured, trace: Trace, layout: Layout) -> list[Obser
             *_output_matrices(measured.outputs, layout, number),
             *_scored(taps, layout, number),
             *_head_matrices(measured, layout, number),
-            *_layer_matrices(measured, number),
+            *_layer_matrices(measured, layout, number),
             *_scored(isolated, layout, number),
             *_scored(routers, layout, number),
             *_sampled_isolated(measured, trace, layout),
@@ -157,7 +160,11 @@ def _head_matrices(measured: Measured, layout: Layout, number: int) -> list[Toke
     return [TokenMatrix(name, (HEAD,), _numpy([column]), at) for name, column in columns.items()]
 
 
-def _layer_matrices(measured: Measured, number: int) -> list[TokenMatrix]:
+def _layer_matrices(measured: Measured, layout: Layout, number: int) -> list[TokenMatrix]:
+    if measured.estimates is not None:
+        worst = next(iter(measured.extras[number : number + 1]), None)
+        exact = measured.samples[number], worst
+        return with_estimates(exact, measured.estimates, layout, number)
     matrices = []
     for reading in measured.samples[number : number + 1]:
         matrices += [

@@ -1,12 +1,15 @@
 """What a capture measures, as a value: part of what makes two runs comparable."""
 
 from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
 from quantwatch.domain import Suite
 from quantwatch.telemetry import canonical_sha
 
 VERSION = 1
 """Raised whenever capture would give other numbers for the same models and plan."""
+
+_OF_ESTIMATES = ("lens", "sketch_top", "sketch_draws")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +38,21 @@ class CapturePlan:
     """Tokens per chunk of a prompt that is longer; None: every prompt goes through at once."""
     served_top: tuple[tuple[str, int], ...] = ()
     """Log-probabilities asked for, by served candidate: with more, the bounds are tighter."""
+    lens: Literal["sampled", "estimated"] = "sampled"
+    """estimated: beside the sample, every layer's KL at every scored position is estimated."""
+    sketch_top: int = 64
+    """Largest lens logits of the reference that the estimate keeps."""
+    sketch_draws: int = 96
+    """Ids that it draws from the rest."""
 
     @property
     def sha(self) -> str:
         """SHA-256 of plan and capture version; what isn't used leaves it as it always was."""
-        parts = {**asdict(self), "version": VERSION}
-        if self.prefill_chunk is None:
-            del parts["prefill_chunk"]
-        if not self.served_top:
-            del parts["served_top"]
-        return canonical_sha(parts)
+        unused = set[str]() if self.lens == "estimated" else set(_OF_ESTIMATES)
+        unused |= {"prefill_chunk"} if self.prefill_chunk is None else set()
+        unused |= set() if self.served_top else {"served_top"}
+        used = {name: value for name, value in asdict(self).items() if name not in unused}
+        return canonical_sha({**used, "version": VERSION})
 
     def over(self, suite: Suite) -> "CapturePlan":
         """Return the plan as it is on a suite: without a chunk when no prompt is longer than it."""

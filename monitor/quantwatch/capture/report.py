@@ -34,6 +34,8 @@ class CaptureReport:
     """Model name → largest relative error of its logits when a few tokens come in chunks."""
     chunked_prompts: int = 0
     """Prompts that went through in chunks; isolated errors are of their first chunks."""
+    has_estimates: bool = False
+    """Whether layers are estimated where they aren't read; in chunks they never are."""
     noise_floor_sources: dict[str, str] = field(default_factory=dict)
     """Condition of the noise floor → `measured`, or why it isn't."""
     num_padding_tokens: int = 0

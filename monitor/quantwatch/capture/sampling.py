@@ -36,6 +36,13 @@ def lens_positions(suite_hash: str, prompt: Prompt, per_256: int) -> NDArray[np.
     return stratified_positions(suite_hash, prompt, count, "lens")
 
 
+def token_seeds(suite_hash: str, prompt: Prompt, purpose: str) -> NDArray[np.int64]:
+    """Return one 64-bit seed per scored position of a prompt."""
+    positions = range(prompt.score_start, len(prompt.token_ids))
+    seeds = [_draw(f"{purpose}:{suite_hash}:{prompt.index}:{at}") for at in positions]
+    return np.array(seeds, dtype=np.uint64).view(np.int64)
+
+
 def isolated_prompts(suite: Suite, fraction: float) -> frozenset[int]:
     """Choose whole prompts, one category after another, for `fraction` of the scored tokens.
 

@@ -1,6 +1,6 @@
 """Run the reference and its candidates side by side over a suite and compare them as they go."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,15 +9,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from quantwatch.capture.basis import incomparable, refuse_as_reference
 from quantwatch.capture.batches import Batch
 from quantwatch.capture.course import Course
-from quantwatch.capture.events import event_words
 from quantwatch.capture.floor import Floor
 from quantwatch.capture.layout import lay_out
 from quantwatch.capture.long_prompts import caches_dropped, drop_caches, try_chunks
 from quantwatch.capture.measure import Measurer
 from quantwatch.capture.observer import check_observer_effect, plain_logits
+from quantwatch.capture.places import REFERENCE, describe, prove
 from quantwatch.capture.plan import CapturePlan
 from quantwatch.capture.probe import Probe
 from quantwatch.capture.readout import readout_of
@@ -25,19 +24,17 @@ from quantwatch.capture.report import CaptureReport
 from quantwatch.capture.served import ServedMeasurer
 from quantwatch.capture.stored.opening import Night, opened
 from quantwatch.capture.stored.parts import CONDITIONS, floor_part
+from quantwatch.capture.stored.reading import Kept
 from quantwatch.capture.stored.recorder import Recorder
 from quantwatch.capture.stored.shelf import Shelf
 from quantwatch.capture.stored.sides import LiveSide, side_of
 from quantwatch.capture.stored.use import Use
 from quantwatch.capture.trace import LiveTraceSource
-from quantwatch.domain import Progress, Scope, Sink, Suite, is_layer, layer_index
-from quantwatch.errors import CaptureError
+from quantwatch.domain import Progress, Sink, Suite
 from quantwatch.models.loaded import LoadedModel
 from quantwatch.models.served.model import ServedModel
-from quantwatch.models.served.opening import NOT_MEASURABLE
 
 T = TypeVar("T")
-REFERENCE = "reference"
 _NOT_IN_CHUNKS = (
     "not measurable: a prompt goes in chunks (prefill_chunk), a server is asked for all of it"
 )
@@ -88,7 +85,7 @@ def capture(subject: Subject, sink: Sink, floor: Sink, progress: Progress) -> Ca
     plan, report, use, every = subject.plan, CaptureReport(), Use(), subject.models.items()
     models = {name: model for name, model in every if isinstance(model, LoadedModel)}
     served = {name: model for name, model in every if isinstance(model, ServedModel)}
-    _describe(models, served, report)
+    describe(models, served, report)
     reference = models[REFERENCE]
     course = Course(subject.suite, plan, reference.max_positions)
     report.failed |= dict.fromkeys(served, _NOT_IN_CHUNKS) if course.long else {}
@@ -107,16 +104,23 @@ def capture(subject: Subject, sink: Sink, floor: Sink, progress: Progress) -> Ca
         with caches_dropped(probes.values()):
             _Night(side, (main, asked), Floor(probes[REFERENCE], course), course).run(progress)
         asked.finish()
-        _prove({name: probes[name] for name in run}, report)
-        if side.facts is not None:
-            report.add_facts(REFERENCE, side.facts)
-        side.finish(report.facts(REFERENCE))
-        if side.floor_logit_kl is not None:
-            use.floor_logit_kl = side.floor_logit_kl
-        if isinstance(kept, Recorder):
-            report.shift("reference", "recording", kept.seconds)
+        prove({name: probes[name] for name in run}, report)
+        _conclude(side, kept, report, use)
     report.reference_cache = use.to_json()
     return report
+
+
+def _conclude(
+    side: LiveSide, kept: Kept | Recorder | None, report: CaptureReport, use: Use
+) -> None:
+    """Note what is said of a reference that wasn't run, and complete what was recorded."""
+    if side.facts is not None:
+        report.add_facts(REFERENCE, side.facts)
+    side.finish(report.facts(REFERENCE))
+    if side.floor_logit_kl is not None:
+        use.floor_logit_kl = side.floor_logit_kl
+    if isinstance(kept, Recorder):
+        report.shift("reference", "recording", kept.seconds)
 
 
 class _Night:
@@ -141,6 +145,7 @@ class _Night:
         suite = course.suite
         report.num_padding_tokens = sum(batch.num_padding for batch in course.batches)
         report.chunked_prompts = len(course.long)
+        report.has_estimates = course.plan.lens == "estimated"
         again = sum(course.floor_length(p) for p in suite.prompts if p.index in course.floor)
         passes = 1 + len(self._main.probes) + self._served.num_models
         progress.start("measure", suite.num_tokens * passes + again)
@@ -164,6 +169,8 @@ class _Night:
             report.missing.setdefault(scope, {})[REFERENCE] = reason
         self._main.measure(trace, layout, progress)
         self._served.measure(trace, layout, progress)
+        with report.timed("reference"):
+            self._side.keep(trace)
         if course.has_floor(batch):
             with report.timed("floor"):
                 name = floor_part(course.number(batch))
@@ -198,51 +205,3 @@ def _observe(
             report.observer_effect[name] = check_observer_effect(
                 probe, readout_of(probe.model), _short(course), plain[name], lens=lens
             )
-
-
-def _describe(
-    models: Mapping[str, LoadedModel], served: Iterable[str], report: CaptureReport
-) -> None:
-    """Note where the taps are in each model, and what is missing.
-
-    Raises:
-        CaptureError: a candidate lacks a place that can't be left out, or the reference can't
-            be compared with.
-    """
-    reference = models[REFERENCE].anatomy
-    refuse_as_reference(models[REFERENCE])
-    for scope in {**reference.taps, **reference.linears}:
-        report.missing[scope] = dict.fromkeys(served, NOT_MEASURABLE)
-    for name, model in models.items():
-        anatomy = model.anatomy
-        for scope, reason in incomparable(model).items():
-            report.missing.setdefault(scope, {})[name] = reason
-        for scope, reason in anatomy.missing.items():
-            report.missing.setdefault(scope, {})[name] = reason
-        for scope in {**reference.taps, **reference.linears}:
-            if scope in anatomy.taps:
-                report.taps.setdefault(scope, {})[name] = anatomy.taps[scope]
-            elif scope not in anatomy.linears:
-                report.missing.setdefault(scope, {}).setdefault(name, "no such module")
-        lost = [s for s in reference.taps if s not in anatomy.taps and _is_needed(s)]
-        if lost or anatomy.num_layers != reference.num_layers:
-            raise CaptureError(
-                f"{name} has {anatomy.num_layers} layers and lacks {lost}; the reference has "
-                f"{reference.num_layers} layers"
-            )
-
-
-def _is_needed(scope: Scope) -> bool:
-    """Say whether a tap must be in both models: all but the attention and MLP of a layer."""
-    return is_layer(scope) or layer_index(scope) is None
-
-
-def _prove(probes: Mapping[str, Probe], report: CaptureReport) -> None:
-    """Note how often every tap fired, and what the kernels did unasked."""
-    for name, probe in probes.items():
-        report.num_forwards[name] = probe.num_forwards
-        report.events[name] = event_words(probe.watch, probe.overflows())
-        for scope, path in probe.routers.paths.items():
-            report.routers.setdefault(scope, {})[name] = path
-        for scope in probe.model.anatomy.taps:
-            report.firings.setdefault(scope, {})[name] = probe.all_firings[scope]

@@ -16,6 +16,7 @@ from quantwatch.capture.outputs import Head
 from quantwatch.capture.probe import Probe
 from quantwatch.capture.readout import readout_of
 from quantwatch.capture.routers import Choices
+from quantwatch.capture.sketches import LayerSketch
 from quantwatch.domain import EMBEDDING, HEAD, Scope
 
 
@@ -50,6 +51,8 @@ class Trace:
     """Places that have no passage, each with the reason."""
     choices: Choices = field(default_factory=Choices)
     """Where the reference's routers sent the tokens."""
+    sketches: dict[int, LayerSketch] = field(default_factory=dict)
+    """Number of ids that are compared → what the lens saw of the layers, by one plan and suite."""
 
     def first(self, count: int) -> "Trace":
         """Return the trace of the only prompt's first `count` tokens, as views.

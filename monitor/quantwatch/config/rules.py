@@ -207,6 +207,7 @@ class RuleConfig(RuleOverride):
             self._derived_problem(),
             self._ratio_problem(),
             self._baseline_problem(),
+            self._estimate_problem(),
         )
 
     def _number_problem(self) -> str | None:
@@ -232,11 +233,17 @@ class RuleConfig(RuleOverride):
         lower = [slug for slug in usable if METRICS[slug].direction == "lower"]
         return f'kind = "median_ratio" needs one of {", ".join(lower)}'
 
+    def _estimate_problem(self) -> str | None:
+        """Only a mean can be held against the exact sample's."""
+        is_plain = (self.kind, self.statistic) == ("absolute", "mean")
+        if is_plain or not METRICS[self.source].estimated:
+            return None
+        return f'{self.metric} takes kind = "absolute" and the statistic mean; lens_kl takes all'
+
     def _baseline_problem(self) -> str | None:
         """One equal token is +∞ there: its prompt has no mean that could be compared."""
-        if self.kind != "baseline" or self.metric in DERIVED:
-            return None
-        if math.isfinite(METRICS[self.metric].best_value):
+        is_finite = self.metric in DERIVED or math.isfinite(METRICS[self.metric].best_value)
+        if self.kind != "baseline" or is_finite:
             return None
         known = [s for s in METRICS.values() if s.direction != "neutral"]
         usable = [spec.slug for spec in known if math.isfinite(spec.best_value)]

@@ -102,6 +102,11 @@ class CheckConfig(Strict):
         description="Positions per 256 tokens at which every layer is read through the lens; 0 "
         "switches it off.",
     )
+    lens: Literal["sampled", "estimated"] = Field(
+        default="sampled",
+        description="estimated: beside the exact sample, every layer's KL at every token is "
+        "estimated from 160 logits; the first run reads the reference's layers in full.",
+    )
     isolated_fraction: float = Field(
         default=0.125,
         ge=0,
@@ -158,6 +163,15 @@ class CheckConfig(Strict):
         if reference.served is not None:
             raise ValueError("served is for candidates: all of the reference's logits are needed")
         return reference
+
+    @model_validator(mode="after")
+    def _estimates_have_a_sample(self) -> "CheckConfig":
+        if self.lens == "estimated" and not self.lens_positions:
+            raise ValueError(
+                'lens = "estimated" needs lens_positions of 1 or more: the exact sample that the '
+                "estimates are held against"
+            )
+        return self
 
     @model_validator(mode="after")
     def _unique_names(self) -> "CheckConfig":

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quantwatch.domain import (
     MODEL,
@@ -24,12 +23,11 @@ from quantwatch.domain import (
     Scope,
     Suite,
     TokenMatrix,
-    TopLogits,
 )
 from quantwatch.metrics.by_position import METRICS as METRICS_BY_POSITION
 from quantwatch.metrics.by_position import by_position
 from quantwatch.metrics.loads import LoadCounts
-from quantwatch.metrics.pieces import Pieces, Positions, Series, check_turn, only
+from quantwatch.metrics.pieces import Pieces, Positions, Series, check_turn, only, stacked
 from quantwatch.metrics.registry import METRICS
 from quantwatch.metrics.spool import Slot, Spool
 from quantwatch.metrics.statistics import PromptValues, partials, summarize
@@ -60,7 +58,7 @@ class Aggregator:
         if observation.top is not None:
             slots = self._top.setdefault(observation.candidate, {})
             slots.setdefault(observation.prompt, []).append(
-                self._spool.append(_stack(observation.top))
+                self._spool.append(stacked(observation.top))
             )
         for load in observation.loads:
             self._loads.setdefault(observation.candidate, LoadCounts()).add(load)
@@ -166,12 +164,14 @@ class Aggregator:
                     scope,
                     parts,
                     worst=worst,
-                    method=self._method(series),
+                    method=self._method(metric, series),
                     num_missing=sum(series.missing.values()),
                 )
 
-    def _method(self, series: Series) -> str:
+    def _method(self, metric: str, series: Series) -> str:
         """Say what the mean was taken over. The last position of a prompt has no next token."""
+        if METRICS[metric].estimated:
+            return "estimated"
         if len(series.samples) < len(self._prompts):
             return "sampled prompts"
         counts = (
@@ -235,15 +235,3 @@ class Aggregator:
         trace: TracebackType | None,
     ) -> None:
         self._spool.__exit__(kind, error, trace)
-
-
-def _stack(top: TopLogits) -> NDArray[np.float64]:
-    """Return the five fields of TopLogits as float64 [5, P, K]; ids below 2⁵³ stay exact."""
-    fields = (
-        top.reference_ids,
-        top.reference_logits,
-        top.candidate_ids,
-        top.candidate_logits,
-        top.candidate_at_reference,
-    )
-    return np.stack([np.asarray(values, dtype=np.float64) for values in fields])

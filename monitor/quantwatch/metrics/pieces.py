@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quantwatch.domain import Observation, Scope, TokenMatrix
+from quantwatch.domain import Observation, Scope, TokenMatrix, TopLogits
 from quantwatch.metrics.spool import Slot
 
 Positions = NDArray[np.int64]
@@ -74,3 +74,15 @@ def check_turn(known: Pieces | None, observation: Observation, matrix: TokenMatr
         raise ValueError(f"{what}: pieces with and without positions")
     if known is not None and at is not None and len(at) and at[0] <= known.at[-1][-1]:
         raise ValueError(f"{what}: position {at[0]} came after {known.at[-1][-1]}")
+
+
+def stacked(top: TopLogits) -> NDArray[np.float64]:
+    """Return the five fields of TopLogits as float64 [5, P, K]; ids below 2⁵³ stay exact."""
+    fields = (
+        top.reference_ids,
+        top.reference_logits,
+        top.candidate_ids,
+        top.candidate_logits,
+        top.candidate_at_reference,
+    )
+    return np.stack([np.asarray(values, dtype=np.float64) for values in fields])

@@ -57,7 +57,7 @@ def estimate(request: RunRequest) -> Estimate:
     if len(known) < len(sizes):
         return Estimate(None, free, tokens, None)
     seconds = None
-    if tokens is not None:
+    if tokens is not None and request.check.lens == "sampled":  # else as the vocabulary is wide
         weights = sum(size.num_weights for size in known)
         seconds = _OVERHEAD * 2 * weights * tokens / _flops_per_second(request.check.threads)
     return Estimate(sum(size.num_bytes for size in known) + _WORKING_BYTES, free, tokens, seconds)

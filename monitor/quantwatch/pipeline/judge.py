@@ -142,7 +142,8 @@ def measured_candidate(
         )
     events = tuple(f"{WARNING}{words}" for words in report.events.get(name, ()))
     rules = [f"rules without effect ({NOT_MEASURABLE}): {', '.join(unjudged)}"] if unjudged else []
-    told = (*chunk_words(report.chunked_prompts), *unrouted_words(report.unrouted, name), *rules)
+    chunked = chunk_words(report.chunked_prompts, estimated=report.has_estimates)
+    told = (*chunked, *unrouted_words(report.unrouted, name), *rules)
     notes = (*measured.models.notes[name], *events, *told)
     variant = _with_notes(measured.models.variant(name), notes)
     return CandidateResult(

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from quantwatch.capture import measure
 from quantwatch.capture.course import Course
 from quantwatch.capture.plan import CapturePlan
 from quantwatch.capture.side_by_side import Subject, capture
@@ -50,14 +51,18 @@ class Seen:
 
 
 def night(
-    kit: Any, models: dict[str, nn.Module], shelf: Shelf | None, suite: Suite | None = None
+    kit: Any,
+    models: dict[str, nn.Module],
+    shelf: Shelf | None,
+    suite: Suite | None = None,
+    plan: CapturePlan = PLAN,
 ) -> Seen:
     loaded = {
         name: m if isinstance(m, LoadedModel) else kit.load(m, name) for name, m in models.items()
     }
     sink, floor, steps = kit.memory(), kit.memory(), kit.steps()
     suite = suite or kit.suite(LENGTHS)
-    report = capture(Subject(loaded, suite, PLAN, shelf), sink, floor, steps)
+    report = capture(Subject(loaded, suite, plan, shelf), sink, floor, steps)
     said = dict(report.to_json())
     del said["timings_s"]
     use = said.pop("reference_cache")
@@ -114,6 +119,43 @@ def test_live_recorded_and_read_nights_are_bit_identical(
     assert read.use["audit"]["num_values"] > 1000
     assert (recorded.use["floor_logit_kl"], read.use["floor_logit_kl"]) == (0.0, 0.0)
     assert not read.use["warnings"]
+
+
+def test_estimates_come_from_the_sketch_that_was_kept(
+    kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a sketch that isn't kept, so that every layer is read in full each night."""
+    plan = dataclasses.replace(PLAN, lens="estimated", sketch_top=5, sketch_draws=4)
+    reference = kit.build("llama")
+    models = {"reference": reference, "one": kit.perturb(reference), "two": kit.perturb(reference)}
+    shelf = Shelf(tmp_path)
+    live = night(kit, models, None, plan=plan)
+    recorded = night(kit, models, shelf, plan=plan)
+    monkeypatch.setattr(measure, "sketch_layers", lambda *_: pytest.fail("sketched again"))
+    read = night(kit, models, shelf, plan=plan)
+    assert read.use["origin"] == "cache"
+    assert recorded == live
+    assert read == live
+    metrics = {matrix[0] for row in live.sink for matrix in row[2]}
+    assert "lens_kl_estimated" in metrics
+
+
+def test_a_damaged_sketch_is_made_again(kit: Any, tmp_path: Path) -> None:
+    """Catches estimates from a file that isn't what was written."""
+    plan = dataclasses.replace(PLAN, lens="estimated", sketch_top=5, sketch_draws=4)
+    reference = kit.build("llama")
+    models = {"reference": reference, "one": kit.perturb(reference)}
+    shelf = Shelf(tmp_path)
+    live, _ = night(kit, models, None, plan=plan), night(kit, models, shelf, plan=plan)
+    (entry,) = shelf.entries()
+    file = sorted(entry.folder.glob("sketch-*"))[1]
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    read = night(kit, models, shelf, plan=plan)
+    assert read == live
+    assert "sketch-" in read.use["warnings"][0]
+    assert shelf.entries() == []
 
 
 def test_another_set_of_candidates_reads_the_same_entry(kit: Any, tmp_path: Path) -> None:

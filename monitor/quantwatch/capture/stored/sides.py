@@ -12,13 +12,15 @@ from quantwatch.capture.batches import Batch
 from quantwatch.capture.course import Course
 from quantwatch.capture.layout import lay_out
 from quantwatch.capture.outputs import Head
+from quantwatch.capture.sketches import LayerSketch
 from quantwatch.capture.stored.audit import Seen, head_floor
 from quantwatch.capture.stored.damage import DamagedError
 from quantwatch.capture.stored.packing import Packed
-from quantwatch.capture.stored.parts import batch_part, file_of
+from quantwatch.capture.stored.parts import batch_part, file_of, sketch_part
 from quantwatch.capture.stored.reading import Kept
 from quantwatch.capture.stored.recorder import Recorder
 from quantwatch.capture.stored.seen import pack_seen, unpack_seen
+from quantwatch.capture.stored.sketches import pack_sketches, unpack_sketches
 from quantwatch.capture.stored.traces import pack_trace, unpack_trace
 from quantwatch.capture.trace import Trace, TraceSource
 from quantwatch.domain import Json, Sink
@@ -43,6 +45,9 @@ class LiveSide:
         _ = name
         return measure(self._floor)
 
+    def keep(self, trace: Trace) -> None:
+        """Take what came to be of a trace while candidates were held against it."""
+
     def finish(self, facts: Json) -> None:
         """End the night; `facts` are what was reported of the reference."""
 
@@ -56,6 +61,7 @@ class RecordingSide(LiveSide):
         self._recording = _RecordingSource(source, recorder, course)
         super().__init__(self._recording, floor)
         self._recorder = recorder
+        self._course = course
 
     def part(self, name: str, measure: Measure) -> Json:
         """Measure a part of the noise floor and keep what was seen."""
@@ -65,6 +71,12 @@ class RecordingSide(LiveSide):
             self._floor.observe(observation)
         self._recorder.put(file_of(name), pack_seen(seen.observations, said), self._recording.share)
         return said
+
+    def keep(self, trace: Trace) -> None:
+        """Write what the lens saw of it."""
+        if trace.sketches:
+            name = file_of(sketch_part(self._course.number(trace.batch)))
+            self._recorder.put(name, pack_sketches(trace.sketches), self._recording.share)
 
     def finish(self, facts: Json) -> None:
         """Complete the entry."""
@@ -142,13 +154,22 @@ class _StoredSource:
 
     def trace(self, batch: Batch, linear_rows: Tensor | None = None) -> Trace:
         """Return the trace of a batch; run the reference when it can't be read."""
-        packed: Packed | None = self._kept.read(batch_part(self._course.number(batch)))
+        number = self._course.number(batch)
+        packed: Packed | None = self._kept.read(batch_part(number))
         if packed is not None:
             try:
-                return unpack_trace(packed, batch, linear_rows)
+                trace = unpack_trace(packed, batch, linear_rows)
+                trace.sketches = self._sketches(sketch_part(number))
+                return trace
             except DamagedError as error:
                 self._kept.damaged(str(error))
         return self._live.trace(batch, linear_rows)
+
+    def _sketches(self, part: str) -> dict[int, LayerSketch]:
+        if file_of(part) not in self._kept.manifest.files:
+            return {}
+        packed = self._kept.read(part)
+        return {} if packed is None else unpack_sketches(packed)
 
 
 def side_of(
