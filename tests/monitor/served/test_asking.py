@@ -210,10 +210,16 @@ def test_sglang_entries_without_values_are_missing(opened: Open, server: FrontEn
 
 
 def test_llamacpp_without_a_token_is_missing(opened: Open, server: FrontEnd) -> None:
-    """A piece of a character, or an end of text, may leave no probabilities."""
-    server.fault = once(lambda d: d, lambda d: d | {"completion_probabilities": []})
+    """A part of a character leaves no probabilities: the key isn't there. Asking again is no use."""
+
+    def without(document: Document) -> Document:
+        del document["completion_probabilities"]
+        return document
+
+    server.fault = once(lambda d: d, without, lambda d: d | {"completion_probabilities": []})
     found = reasons(opened("llamacpp").ask(PROMPT))
-    assert found == ["", "no token was generated", *[""] * 5]
+    assert ["no probabilities" in why for why in found] == [False, True, True, *[False] * 4]
+    assert len(server.asked("/completion")) == len(IDS) - 1
 
 
 def test_openai_texts_that_are_ambiguous_count_as_the_rest(opened: Open, server: FrontEnd) -> None:

@@ -93,11 +93,12 @@ def _read(record: dict[str, Any], question: Question, at: int) -> Position | str
         raise UnusableServerError(f"the server cut a prompt of {at} tokens to its context")
     if (evaluated := count(record.get("tokens_evaluated"))) is not None:
         same_count(evaluated, at)
+    if "content" not in record:
+        raise GarbledAnswerError("the answer has no content")
     said = record.get("completion_probabilities")
-    if not isinstance(said, list):
-        raise GarbledAnswerError("the answer has no completion_probabilities")
-    if not said:
-        return "no token was generated"
+    if not isinstance(said, list) or not said:
+        # The key is left out where nothing whole was generated: a part of a character, an end.
+        return "no probabilities (a part of a character?)"
     tops = table(said[0]).get("top_logprobs")
     if not isinstance(tops, list):
         return "no list of log-probabilities"
