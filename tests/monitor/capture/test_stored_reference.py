@@ -160,7 +160,7 @@ def test_a_damaged_sketch_is_made_again(kit: Any, tmp_path: Path) -> None:
 
 def test_another_set_of_candidates_reads_the_same_entry(kit: Any, tmp_path: Path) -> None:
     """Catches a key with a candidate in it, and numbers that depend on who else was there."""
-    reference = kit.build("llama")
+    reference = kit.build("llama", num_hidden_layers=2)
     one, two = kit.perturb(reference), kit.perturb(reference, seed=2)
     shelf = Shelf(tmp_path)
     night(kit, {"reference": reference, "one": one}, shelf)
@@ -172,7 +172,7 @@ def test_another_set_of_candidates_reads_the_same_entry(kit: Any, tmp_path: Path
 
 def test_every_part_has_its_turn_to_be_audited(kit: Any, tmp_path: Path) -> None:
     """Catches an audit that looks at the same batch each night, and one that counts as a run."""
-    reference = kit.build("llama")
+    reference = kit.build("llama", num_hidden_layers=2)
     models = {"reference": reference, "one": kit.perturb(reference)}
     shelf = Shelf(tmp_path)
     recorded = night(kit, models, shelf)
@@ -204,11 +204,11 @@ def plant(shelf: Shelf, part: str, name: str, by: float) -> float:
 
 @pytest.mark.parametrize(
     ("part", "name"),
-    [("batch-00000", "tap layers.1"), ("batch-00000", "head input"), ("floor", "0 0 values")],
+    [("batch-00000", "tap layers.0"), ("batch-00000", "head input"), ("floor", "0 0 values")],
 )
 def test_the_audit_finds_one_planted_number(kit: Any, tmp_path: Path, part: str, name: str) -> None:
     """Catches an audit that compares with a tolerance, or that lets a wrong number through."""
-    reference = kit.build("llama")
+    reference = kit.build("llama", num_hidden_layers=2)
     models = {"reference": reference, "one": kit.perturb(reference)}
     shelf, suite = Shelf(tmp_path), kit.suite(LENGTHS)
     live = night(kit, models, shelf)
@@ -235,7 +235,7 @@ def test_the_audit_finds_one_planted_number(kit: Any, tmp_path: Path, part: str,
 
 def test_a_run_that_ends_early_leaves_nothing(kit: Any, tmp_path: Path) -> None:
     """Catches half an entry that the next night takes for a whole one."""
-    reference = kit.build("llama")
+    reference = kit.build("llama", num_hidden_layers=2)
     loaded = {"reference": kit.load(reference), "one": kit.load(kit.perturb(reference))}
     steps = kit.steps(interrupt_after=60)
     subject = Subject(loaded, kit.suite(LENGTHS), PLAN, Shelf(tmp_path))
@@ -285,7 +285,7 @@ def test_packs_come_back_bit_for_bit(tensor: torch.Tensor, tmp_path: Path) -> No
 
 def test_a_shared_tensor_is_written_once(kit: Any, tmp_path: Path) -> None:
     """Catches isolated batches that take twice the room: a layer's input is the last one's output."""
-    reference = kit.build("llama")
+    reference = kit.build("llama", num_hidden_layers=2)
     shelf = Shelf(tmp_path)
     night(kit, {"reference": reference, "one": kit.perturb(reference)}, shelf)
     (entry,) = shelf.entries()
