@@ -23,7 +23,7 @@ SMALL, SMOLLM2 = (4096, 16384, 32768), (2048, 4096, 8192)
 CHUNK = 64
 _MB = 1 << 20
 _MAPPED = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-"""glibc keeps freed blocks whose size grows, as masks do, in its heap; mapped ones it gives back."""
+"""glibc keeps freed blocks of growing size, as masks are, in its heap; mapped ones it returns."""
 
 
 def child(kind: str, tokens: int, chunk: int, *, observed: bool) -> None:
