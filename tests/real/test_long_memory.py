@@ -29,7 +29,7 @@ def lengths(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_four_times_the_tokens_take_only_more_cache(lengths: Any) -> None:
     """Catches traces, logits or observations of a whole prompt, and a cache that is held twice.
 
-    16,384 tokens leave 24 MB of keys and values more than 4,096; their hidden states would be 100.
+    16,384 tokens leave 24 MB of keys and values more than 4,096; the reference's hidden states alone would be 25.
     The attention's own masks and copies grow too, in the bare passes as well: they are set apart.
     """
     short, long = lengths
