@@ -12,6 +12,7 @@ from quantwatch.cli.progress import reporting
 from quantwatch.cli.session import Session, cache_dir
 from quantwatch.cli.streams import whisper
 from quantwatch.errors import ResourceError
+from quantwatch.report.repeat import COMPARE
 
 if TYPE_CHECKING:
     from quantwatch.config.schema import CheckConfig
@@ -35,12 +36,15 @@ def run(
     """Run a check, deliver its result, and exit with its code."""
     from quantwatch.alerts.exit_codes import exit_code
     from quantwatch.baselines.files import import_run, import_sums
-    from quantwatch.pipeline import RunRequest
+    from quantwatch.pipeline import RunRequest, look_up_named
 
     baseline = None if wishes.baseline is None else import_run(wishes.baseline)
     sums = () if wishes.baseline is None else import_sums(wishes.baseline)
     limit = session.cache().reference_bytes
     request = RunRequest(name, check, base_dir, cache_dir(), baseline, sums, limit)
+    if name == COMPARE:
+        # What was typed here is the user's to get right, not a failed run of the monitor.
+        look_up_named(request)
     result = execute(session, request, store=wishes.store, sure=wishes.sure)
     wishes.delivery.deliver(result)
     raise typer.Exit(exit_code(result))
