@@ -106,7 +106,10 @@ def test_a_candidate_without_finite_values(save_run: SaveRun) -> None:
     save_run(spec(candidates=bad, **LATER))
     page = open_page("compare", run_a="01JA", run_b="01JB", candidate_a="int8", candidate_b="int8")
 
-    assert "are finite in one only" in html(page)
+    shown = html(page)
+    assert "Not all values are finite in both" in shown
+    assert "are finite in one only" in shown
+    assert "× nan" not in shown
     assert len(figures(page)) >= 2
 
 

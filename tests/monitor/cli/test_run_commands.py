@@ -309,7 +309,7 @@ MISTYPED = {
     "reference": (("reff", "ref", "--text", "text.txt"), "did you mean 'ref'?"),
     "candidate": (("ref", "reff", "--text", "text.txt"), "did you mean 'ref'?"),
     "text": (("ref", "hub-model", "--text", "empty.txt"), "empty.txt is empty"),
-    "recipe": (("hub-model", "ref", "--text", "text.txt", "--recipe", "r.toml"), "r.toml"),
+    "recipe": (("ref", "hub-model", "--text", "text.txt", "--recipe", "r.toml"), "r.toml"),
 }
 
 
