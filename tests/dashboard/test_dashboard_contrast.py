@@ -60,9 +60,11 @@ def test_marks(given: Row, tone: str, words: str) -> None:
         ([row(established=0)], "No difference beyond chance"),
         ([row(1.0, math.nan, lost=(3,)), row(0.9, 0.8, "top1_agreement")],
          "B is not finite in Output KL; the other one is"),
+        ([row(lost=(3,)), row(established=0)],
+         "Not all values are finite in both: they can't be told apart"),
         ([row(num_prompts=3)], "Both are shown; whether they differ can't be told"),
     ],
-    ids=["worse", "better", "both", "neither", "nan", "unknown"],
+    ids=["worse", "better", "both", "neither", "nan", "lost", "unknown"],
 )  # fmt: skip
 def test_summary(rows: list[Row], words: str) -> None:
     """Catches a headline that hides the worse half."""

@@ -143,9 +143,15 @@ def _cells(candidate: CandidateResult, index: int, largest: float) -> list[objec
 
 
 def _interval(figures: Figures) -> Html:
-    """Return the interval of the mean; of a single prompt it has none."""
+    """Return the interval of the mean, or why it has none."""
     bounds = figures.interval("logit_kl")
-    said = "no interval: one prompt" if bounds is None else f"95 %: {text.interval(bounds)}"
+    row = figures.row("logit_kl")
+    if bounds is not None:
+        said = f"95 %: {text.interval(bounds)}"
+    elif row is None or row.mean is None:
+        said = "no interval: no finite value"
+    else:
+        said = "no interval: one prompt"
     return tag("span", said, class_="qw-sub")
 
 

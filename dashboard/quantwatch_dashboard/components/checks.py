@@ -152,7 +152,7 @@ def _trend(check: CheckSummary) -> Html:
     if not measured:
         return tag("span", "no measurement yet", class_="qw-soft qw-small")
     runs = "1 run so far" if num_runs == 1 else f"last {num_runs} runs"
-    alt = f"Output KL of {len(check.trends)} candidates, {runs}"
+    alt = f"Output KL of {text.plural(len(check.trends), 'candidate')}, {runs}"
     at = standings.lead(check)
     band = check.bands[at] if at is not None and at < len(check.bands) else None
     guide = None if band is None or at is None else Guide(at, band.baseline, band.low, band.high)

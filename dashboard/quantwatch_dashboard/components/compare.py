@@ -128,7 +128,7 @@ def _number(row: Row, value: float | None) -> str:
 
 def _factor(row: Row) -> Html:
     """Return how many times as large B is, where that says more than the difference."""
-    shown = row.metric == "logit_kl" and row.difference
+    shown = row.metric == "logit_kl" and row.difference and not (row.test and row.test.lost)
     if not shown or not row.a or not row.b or not 0 < row.b / row.a < math.inf:
         return Html("")
     return tag("span", f"× {row.b / row.a:.3g}", class_="qw-sub")
@@ -137,7 +137,7 @@ def _factor(row: Row) -> Html:
 def _rate(row: Row) -> Html:
     if row.test is None or row.test.q is None:
         return Html("")
-    said = f"q = {text.number(row.test.q, 2)}, {row.test.num_prompts} prompts"
+    said = f"q = {text.number(row.test.q, 2)}, {text.plural(row.test.num_prompts, 'prompt')}"
     return tag("span", said, class_="qw-sub")
 
 

@@ -177,12 +177,10 @@ def summary(rows: Sequence[Row]) -> Finding:
             "worse" if worse else "better",
             f"B is clearly {'worse' if worse else 'better'}: {_names(which)}",
         )
+    if any(row.test is not None and row.test.lost for row in rows):
+        return Finding("unknown", "Not all values are finite in both: they can't be told apart")
     if any(found.tone == "same" for _, found in marks):
         return Finding("same", "No difference beyond chance")
-    if any(row.test is not None and row.test.lost for row in rows):
-        return Finding(
-            "unknown", "Not all values are finite in both; what that hides can't be told"
-        )
     return Finding("unknown", "Both are shown; whether they differ can't be told")
 
 

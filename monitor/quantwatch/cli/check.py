@@ -44,11 +44,12 @@ def list_(context: typer.Context, json: o.AsJson = False) -> None:
 def validate(context: typer.Context) -> None:
     """Find every mistake in the configuration."""
     from quantwatch.config.load import validate_files
+    from quantwatch.report.numbers import plural
 
     session = Session.of(context)
     config, folder = session.config()
     validate_files(config, folder, str(session.find_config()))
-    say(f"{session.find_config()}: {len(config.checks)} checks are valid\n")
+    say(f"{session.find_config()}: {plural(len(config.checks), 'check is', 'checks are')} valid\n")
 
 
 @app.command("run")

@@ -22,15 +22,16 @@ app = typer.Typer(help="The configuration of the service.", no_args_is_help=True
 def validate(context: typer.Context) -> None:
     """Find every mistake: keys, values, missing files, paths outside the allowed roots, secrets."""
     from quantwatch.config.apply import mark
+    from quantwatch.report.numbers import plural
 
     loaded = loaded_file(Session.of(context))
     config = loaded.config
     for name, check in config.checks.items():
         if words := mark(check):
             say(f"note: check {name} {words}\n")
-    say(
-        f"{loaded.path}: {len(config.checks)} checks, {len(config.endpoints)} endpoints are valid\n"
-    )
+    checks = plural(len(config.checks), "check")
+    endpoints = plural(len(config.endpoints), "endpoint is", "endpoints are")
+    say(f"{loaded.path}: {checks}, {endpoints} valid\n")
 
 
 @app.command("plan")

@@ -12,6 +12,7 @@ from quantwatch.cli.output import show, show_json, table
 from quantwatch.cli.session import Session
 from quantwatch.cli.streams import say
 from quantwatch.errors import UserError
+from quantwatch.report.numbers import plural
 
 if TYPE_CHECKING:
     from quantwatch.store.dead_letters import Delivery
@@ -69,7 +70,8 @@ def replay(
         else:
             found = replays.replay_dead(database, start_of(str(since)), actor())
             count, over = found.waiting, found.over
-    say(f"{count} deliveries wait again{f', {over} are over' if over else ''}\n")
+    ended = f", {over} {'is' if over == 1 else 'are'} over" if over else ""
+    say(f"{plural(count, 'delivery waits', 'deliveries wait')} again{ended}\n")
 
 
 @app.command("failed")

@@ -12,6 +12,7 @@ from quantwatch.cli.progress import reporting
 from quantwatch.cli.session import Session, cache_dir
 from quantwatch.cli.streams import whisper
 from quantwatch.errors import ResourceError
+from quantwatch.report.numbers import plural
 from quantwatch.report.repeat import COMPARE
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def announce(expected: "Estimate", *, sure: bool) -> None:
     """Print the estimate. Raises ResourceError when memory won't suffice and nobody said --yes."""
     need, free = expected.memory_bytes, expected.free_bytes
     memory = "unknown memory" if need is None else f"{_gigabytes(need)} of memory"
-    tokens = "" if expected.num_tokens is None else f", {expected.num_tokens} tokens"
+    tokens = "" if expected.num_tokens is None else f", {plural(expected.num_tokens, 'token')}"
     time = "" if expected.seconds is None else f", about {_duration(expected.seconds)}"
     said = f"{memory} ({_gigabytes(free)} free){tokens}{time}"
     whisper(f"estimate: {said}")

@@ -24,9 +24,13 @@ def list_(
     context: typer.Context, check: OneCheck = None, limit: Count = 50, json: o.AsJson = False
 ) -> None:
     """List runs, newest first."""
+    from quantwatch.store.resolve import require_check
     from quantwatch.store.runs import list_runs
 
     with Session.of(context, json=json).reader() as database:
+        if check is not None:
+            with database.reader() as session:
+                require_check(session, check)
         rows = [_summary(run) for run in list_runs(database, check, limit)]
     if json:
         show_json(rows)

@@ -8,7 +8,7 @@ from quantwatch.metrics.registry import ROUTER_METRICS
 from quantwatch.report import words
 from quantwatch.report.detection import detection_words
 from quantwatch.report.figures import Figures
-from quantwatch.report.numbers import printable
+from quantwatch.report.numbers import plural, printable
 from quantwatch.report.repeat import repeat_command
 from quantwatch.report.style import CSS
 from quantwatch.report.svg import LogAxis, bars, interval
@@ -55,7 +55,8 @@ def _facts(result: RunResult) -> str:
         (candidate.name, words.model_words(candidate.variant))
         for candidate in result.candidates[:_DETAILED]
     ]
-    tokens = f"{result.suite_name}: {result.num_tokens} tokens in {result.num_prompts} prompts"
+    tokens = f"{plural(result.num_tokens, 'token')} in {plural(result.num_prompts, 'prompt')}"
+    tokens = f"{result.suite_name}: {tokens}"
     cached = words.cache_words(result)
     facts = [
         ("reference", words.model_words(result.reference)),

@@ -6,7 +6,7 @@ from quantwatch.domain import CandidateResult, RunResult
 from quantwatch.report import words
 from quantwatch.report.detection import detection_words
 from quantwatch.report.figures import Figures
-from quantwatch.report.numbers import printable
+from quantwatch.report.numbers import plural, printable
 from quantwatch.report.repeat import repeat_command
 
 _CANDIDATES, _LAYERS, _ALERTS = 10, 5, 8
@@ -41,7 +41,7 @@ def escape(text: str) -> str:
 
 
 def _facts(result: RunResult) -> list[str]:
-    tokens = f"{result.num_tokens} tokens in {result.num_prompts} prompts"
+    tokens = f"{plural(result.num_tokens, 'token')} in {plural(result.num_prompts, 'prompt')}"
     cached = words.cache_words(result)
     return [
         f"- reference: {escape(words.model_words(result.reference))}",

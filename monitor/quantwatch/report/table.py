@@ -8,7 +8,7 @@ from quantwatch.domain import Alert, CandidateResult, RunResult
 from quantwatch.report import words
 from quantwatch.report.detection import detection_words
 from quantwatch.report.figures import Figures
-from quantwatch.report.numbers import printable
+from quantwatch.report.numbers import plural, printable
 
 COLOURS = {
     "regression": "bold red",
@@ -43,7 +43,7 @@ def plain(text: str) -> Text:
 
 
 def _title(result: RunResult) -> Text:
-    tokens = f"{result.num_tokens} tokens in {result.num_prompts} prompts"
+    tokens = f"{plural(result.num_tokens, 'token')} in {plural(result.num_prompts, 'prompt')}"
     reference = words.model_words(result.reference)
     cached = words.cache_words(result)
     lines = [
