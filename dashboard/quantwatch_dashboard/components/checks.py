@@ -170,6 +170,8 @@ def _now(check: CheckSummary, at: int | None) -> Html:
     change = standings.ratio(check, at)
     if check.not_comparable:
         against = f", {check.not_comparable}"
+    elif check.is_baseline:
+        against = ", itself the baseline"
     else:
         against = "" if change is None else f", {times(change)} {check.compared_with}"
     return join([tag("b", text.number(value)), f" now{against} · "])

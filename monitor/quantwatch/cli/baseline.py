@@ -10,7 +10,7 @@ from quantwatch.cli import options as o
 from quantwatch.cli.actor import actor
 from quantwatch.cli.output import show, show_json, table
 from quantwatch.cli.session import Session
-from quantwatch.cli.streams import say
+from quantwatch.cli.streams import say, whisper
 from quantwatch.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,6 +34,13 @@ def pin(context: typer.Context, run: o.RunId) -> None:
     with session.writer() as database:
         store_pin(database, result.check, result.run_id, actor=actor())
     say(f"{result.check}: baseline is {result.run_id}\n")
+    _warn(result)
+
+
+def _warn(result: "RunResult") -> None:
+    """Say that what is wrong with the run is the measure of all later ones."""
+    if result.verdict is not None and result.verdict.value == "regression":
+        whisper("note: that run is a regression; what is wrong with it won't be reported again")
 
 
 @app.command("unpin")
@@ -94,6 +101,7 @@ def import_(context: typer.Context, file: File) -> None:
         keep(database, result, sums)
         store_pin(database, result.check, result.run_id, actor=actor())
     say(f"{result.check}: baseline is {result.run_id}\n")
+    _warn(result)
 
 
 def keep(database: "Database", result: "RunResult", sums: "Iterable[Block]") -> None:

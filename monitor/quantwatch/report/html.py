@@ -124,14 +124,18 @@ def _alerts(result: RunResult, figures: dict[str, Figures]) -> str:
     return f"<h2>Alerts ({len(result.alerts)})</h2>{table}{more}"
 
 
+def _badge(alert: Alert) -> str:
+    return str(alert.severity) if alert.is_decided else str(Verdict.INCONCLUSIVE)
+
+
 def _alert(alert: Alert, figures: Figures | None) -> str:
     number = words.alert_value(alert)
     bounds = words.alert_interval(alert, figures)
     axis = LogAxis.over([number.value or 0.0, alert.threshold, *(bounds or ())])
     cells = [
-        f'<span class="badge {alert.severity}">{alert.severity}</span>',
+        f'<span class="badge {_badge(alert)}">{words.severity_word(alert)}</span>',
         _text(alert.candidate),
-        _text(alert.rule),
+        _text(words.rule_name(alert)),
         _text(words.alert_words(alert, figures)),
         interval(number, bounds, alert.threshold, axis),
     ]

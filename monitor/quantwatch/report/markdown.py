@@ -62,12 +62,11 @@ def _candidates(result: RunResult, figures: dict[str, Figures]) -> list[str]:
 
 
 def _row(candidate: CandidateResult, figures: Figures) -> str:
-    kl, se, p99 = (figures.number("logit_kl", name=name) for name in ("mean", "se", "p99"))
     cells = [
         escape(candidate.name),
         str(candidate.verdict or "failed"),
-        f"{kl.text()} ± {se.text(2)}",
-        p99.text(),
+        words.mean_words(figures),
+        figures.number("logit_kl", name="p99").text(),
         figures.number("top1_agreement").text(4),
         figures.perplexities[2].text(6),
         escape(words.culprit(candidate)),
@@ -103,7 +102,8 @@ def _worst_layers(result: RunResult, figures: dict[str, Figures]) -> list[str]:
 def _alerts(result: RunResult, figures: dict[str, Figures]) -> list[str]:
     groups = words.worst_of_each_rule(result.alerts)
     lines = [
-        f"- {alert.severity} **{escape(alert.candidate)}**, rule {escape(alert.rule)}: "
+        f"- {words.severity_word(alert)} **{escape(alert.candidate)}**, "
+        f"rule {escape(words.rule_name(alert))}: "
         f"{escape(words.alert_words(alert, figures.get(alert.candidate)) + more)}"
         for alert, more in groups[:_ALERTS]
     ]

@@ -16,6 +16,7 @@ COLOURS = {
     "failed": "bold red",
     "cancelled": "bold red",
     "inconclusive": "yellow",
+    words.UNDECIDED: "yellow",
     "warn": "yellow",
     "warning": "yellow",
     "improvement": "green",
@@ -68,10 +69,9 @@ def _candidates(figures: dict[str, Figures]) -> Table:
 
 def _row(name: str, figures: Figures) -> list[Text]:
     candidate, variant = figures.candidate, figures.candidate.variant
-    kl, se, p99 = (figures.number("logit_kl", name=each) for each in ("mean", "se", "p99"))
     cells = [
-        f"{kl.text()} ± {se.text(2)}",
-        p99.text(),
+        words.mean_words(figures),
+        figures.number("logit_kl", name="p99").text(),
         figures.number("top1_agreement").text(4),
         figures.perplexities[2].text(6),
         f"{variant.bits_per_weight:.2f}" if variant else "–",
@@ -87,8 +87,8 @@ def _why(candidate: CandidateResult) -> list[Text]:
 
 
 def _alert(alert: Alert, more: str) -> Text:
-    said = f" {alert.candidate}, rule {alert.rule}: {alert.words}{more}"
-    return coloured(str(alert.severity)) + plain(said)
+    said = f" {alert.candidate}, rule {words.rule_name(alert)}: {alert.words}{more}"
+    return coloured(words.severity_word(alert)) + plain(said)
 
 
 def _headline(result: RunResult) -> Text:
