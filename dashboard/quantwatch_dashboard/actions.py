@@ -52,6 +52,7 @@ __all__ = [
     "silence",
     "unpin",
     "unsilence",
+    "why_not_run",
 ]
 
 _SAME_PRESS = timedelta(minutes=1)
@@ -64,6 +65,15 @@ def run_now(person: Person, check: str, key: str) -> Triggered:
     config, folder = _configured(check)
     wanted = NewRun.of(check, config, folder, slot_key="")
     return triggers.trigger(_writable(), wanted, actor=person.name, key=key)
+
+
+def why_not_run(check: str) -> str:
+    """Return why nobody here could run a check, "" when it can be run."""
+    try:
+        _configured(check)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def cancel_run(person: Person, run_id: str) -> str:

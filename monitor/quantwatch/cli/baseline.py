@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quantwatch.cli import options as o
-from quantwatch.cli.actor import actor
+from quantwatch.cli.actor import who
 from quantwatch.cli.output import show, show_json, table
 from quantwatch.cli.session import Session
 from quantwatch.cli.streams import say, whisper
@@ -32,7 +32,7 @@ def pin(context: typer.Context, run: o.RunId) -> None:
     session = Session.of(context)
     result = session.stored(run)
     with session.writer() as database:
-        store_pin(database, result.check, result.run_id, actor=actor())
+        store_pin(database, result.check, result.run_id, actor=who())
     say(f"{result.check}: baseline is {result.run_id}\n")
     _warn(result)
 
@@ -49,7 +49,7 @@ def unpin(context: typer.Context, check: o.Check) -> None:
     from quantwatch.store.baselines import unpin as store_unpin
 
     with Session.of(context).writer() as database:
-        store_unpin(database, check, actor=actor())
+        store_unpin(database, check, actor=who())
     say(f"{check}: no baseline\n")
 
 
@@ -99,7 +99,7 @@ def import_(context: typer.Context, file: File) -> None:
     result, sums = import_run(file), import_sums(file)
     with Session.of(context).writer() as database:
         keep(database, result, sums)
-        store_pin(database, result.check, result.run_id, actor=actor())
+        store_pin(database, result.check, result.run_id, actor=who())
     say(f"{result.check}: baseline is {result.run_id}\n")
     _warn(result)
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from quantwatch.domain import RunResult
     from quantwatch.pipeline import Estimate, RunRequest
 
+_FEW_S = 10
+
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
@@ -66,7 +68,7 @@ def announce(expected: "Estimate", *, sure: bool) -> None:
     need, free = expected.memory_bytes, expected.free_bytes
     memory = "unknown memory" if need is None else f"{_gigabytes(need)} of memory"
     tokens = "" if expected.num_tokens is None else f", {plural(expected.num_tokens, 'token')}"
-    time = "" if expected.seconds is None else f", about {_duration(expected.seconds)}"
+    time = "" if expected.seconds is None else f", {_duration(expected.seconds)}"
     said = f"{memory} ({_gigabytes(free)} free){tokens}{time}"
     whisper(f"estimate: {said}")
     if need is not None and need > free and not sure:
@@ -78,4 +80,7 @@ def _gigabytes(count: int) -> str:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+    # Loading takes some seconds, too, which depend on the disk more than on anything known here.
+    if seconds < _FEW_S:
+        return "a few seconds"
+    return f"about {seconds:.0f} s" if seconds < 90 else f"about {seconds / 60:.0f} min"

@@ -329,3 +329,12 @@ def test_a_typo_in_compare_is_no_failed_run(
     assert outcome.code == 2
     assert said in outcome.err
     assert not list(place.rglob("*.db"))
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.2, ", a few seconds"), (30.0, ", about 30 s")])
+def test_an_estimate_is_no_more_exact_than_it_can_be(
+    run: Run, fake: Any, seconds: float, said: str
+) -> None:
+    """Catches "about 0 s" for what takes ten: loading is not in it."""
+    fake.expected = Estimate(1_000_000_000, 8_000_000_000, 100, seconds)
+    assert run("check", "run", "nightly").err.splitlines()[0].endswith(said)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from quantwatch.cli.actor import who
+
 Run = Callable[..., Any]
 
 
@@ -225,3 +227,25 @@ def test_read_only_database_refuses_a_run(
     outcome = run("--database", url, "check", "run", "nightly")
     assert outcome.code == 3
     assert "read-only" in outcome.err
+
+
+def test_a_suffix_that_promises_another_format_is_told(run: Run, stored: list[str]) -> None:
+    """Catches Markdown in out.html, unsaid."""
+    assert (
+        "out.html gets md" in run("report", "latest", "--output", "out.html", "--format", "md").err
+    )
+    assert "gets" not in run("report", "latest", "--output", "out.md", "--format", "md").err
+    assert "gets" not in run("report", "latest", "--output", "out.txt", "--format", "md").err
+
+
+def test_pinning_a_regression_is_told(run: Run, stored: list[str]) -> None:
+    """Catches a fault that becomes what later runs are compared with, unsaid."""
+    assert "that run is a regression" in run("baseline", "pin", stored[1]).err
+    assert "regression" not in run("baseline", "pin", stored[0]).err
+
+
+def test_every_change_names_who_and_where(run: Run, stored: list[str]) -> None:
+    """Catches two names of one person in the audit log."""
+    run("baseline", "pin", stored[0])
+    pinned = json.loads(run("baseline", "show", "--json").out)["nightly"]
+    assert pinned["by"] == who()
