@@ -73,12 +73,9 @@ def _actions(url: str, one: ShownEpisode) -> None:
     with st.expander("Silence …", expanded=False):
         alerts_silences.form(url, one.listed.labels, f"alert-{one.listed.alert_id}")
     alerts_silences.matching(url, one)
-    again = connection.addressed(str(one.listed.episode.evidence.get("command") or ""))
-    if " check run " in again:
-        # By hand it would be measured, and the alert would stay as it is.
-        _command("Have the service measure it again:", f"{again} --queue")
-    elif again:
-        _command("Measure it again:", again)
+    again = one.listed.episode.evidence.get("command")
+    if again:
+        _command(*episode_page.repeated(connection.addressed(str(again))))
     close = f"{connection.program()} alerts close {one.listed.alert_id} --reason WHY"
     _command("Close it by hand, where it will never recover by itself:", close)
 

@@ -2,6 +2,7 @@
 
 import streamlit as st
 
+from quantwatch.errors import UserError
 from quantwatch_dashboard import actions
 from quantwatch_dashboard.components import answers, asking
 from quantwatch_dashboard.logic.summaries import CheckSummary
@@ -21,8 +22,10 @@ def show(url: str, summary: CheckSummary) -> None:
 
 def _running(check: str) -> None:
     """Offer to run the check; off where nobody knows what it would measure."""
-    if why := actions.why_not_run(check):
-        asking.off("Run now", f"run-{check}", why)
+    try:
+        actions.configured(check)
+    except UserError as error:
+        asking.off("Run now", f"run-{check}", str(error))
         return
     asking.button(
         "Run now", lambda who: actions.run_now(who, check, asking.once(f"run-{check}")),

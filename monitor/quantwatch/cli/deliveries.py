@@ -12,7 +12,6 @@ from quantwatch.cli.output import show, show_json, table
 from quantwatch.cli.session import Session
 from quantwatch.cli.streams import say
 from quantwatch.errors import UserError
-from quantwatch.report.numbers import plural
 
 if TYPE_CHECKING:
     from quantwatch.store.dead_letters import Delivery
@@ -61,6 +60,7 @@ def replay(
     again: Again = False,
 ) -> None:
     """Tell an event, or all dead letters, again: same id, same body, new signature."""
+    from quantwatch.report.numbers import plural
     from quantwatch.store import replays
 
     _check(event, dead, since, again)

@@ -12,7 +12,6 @@ from quantwatch.cli.progress import reporting
 from quantwatch.cli.session import Session, cache_dir
 from quantwatch.cli.streams import whisper
 from quantwatch.errors import ResourceError
-from quantwatch.report.numbers import plural
 from quantwatch.report.repeat import COMPARE
 
 if TYPE_CHECKING:
@@ -65,6 +64,8 @@ def execute(session: Session, request: "RunRequest", *, store: bool, sure: bool)
 
 def announce(expected: "Estimate", *, sure: bool) -> None:
     """Print the estimate. Raises ResourceError when memory won't suffice and nobody said --yes."""
+    from quantwatch.report.numbers import plural
+
     need, free = expected.memory_bytes, expected.free_bytes
     memory = "unknown memory" if need is None else f"{_gigabytes(need)} of memory"
     tokens = "" if expected.num_tokens is None else f", {plural(expected.num_tokens, 'token')}"
