@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from quantwatch.cli.dashboard import launcher
-from quantwatch.cli.db import remedy, shown
-from quantwatch.cli.session import Session, cache_dir
+from quantwatch.cli.db import remedy
+from quantwatch.cli.session import Session, cache_dir, shown
 from quantwatch.errors import QuantwatchError
 from quantwatch.report.numbers import plural
 
