@@ -41,6 +41,7 @@ __all__ = [
     "AccessError",
     "acknowledge",
     "cancel_run",
+    "configured",
     "enable_endpoint",
     "pause",
     "pin",
@@ -61,7 +62,7 @@ _SAME_PRESS = timedelta(minutes=1)
 def run_now(person: Person, check: str, key: str) -> Triggered:
     """Queue a run of a check as the service works with it; one key starts one run."""
     person.require(Role.OPERATOR, f"Running {check}")
-    config, folder = _configured(check)
+    config, folder = configured(check)
     wanted = NewRun.of(check, config, folder, slot_key="")
     return triggers.trigger(_writable(), wanted, actor=person.name, key=key)
 
@@ -205,7 +206,7 @@ def release(person: Person, check: str) -> bool:
     return True
 
 
-def _configured(check: str) -> tuple[CheckConfig, str]:
+def configured(check: str) -> tuple[CheckConfig, str]:
     """Return a check and its folder: as the service applied them, else as the file has them.
 
     Raises UserError when neither knows it: nobody could say what to measure.

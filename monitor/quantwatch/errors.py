@@ -5,7 +5,8 @@ QuantwatchError
 │   ├── ConfigError      quantwatch.toml: file, key, value and what is allowed
 │   ├── ModelError       a model, checkpoint or tokenizer can't be loaded
 │   ├── PromptError      a prompt file is missing, empty, unreadable or too long
-│   └── IncompatibleError  two things can't be compared (tokenizer, architecture, vocabulary)
+│   ├── IncompatibleError  two things can't be compared (tokenizer, architecture, vocabulary)
+│   └── NoDatabaseError  the database isn't where it was said to be (a StoreError as well)
 ├── BaselineMismatchError  exit 4: the baseline measured something else
 └── MonitorError         exit 3: the monitor itself failed
     ├── CaptureError     a hook did not fire, logits changed under observation, …
@@ -65,6 +66,13 @@ class CaptureError(MonitorError):
 
 class StoreError(MonitorError):
     """The database is locked, full, read-only, or its schema is behind or ahead of this program."""
+
+
+class NoDatabaseError(UserError, StoreError):
+    """No database is where it was said to be: no such folder or file, or a file that is none.
+
+    Exit code 2, unlike that of a database that was there and fails.
+    """
 
 
 class ConflictError(StoreError):

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -213,3 +214,23 @@ def test_another_check_by_the_picker(demo_url: str) -> None:
     assert not page.exception
     assert "<h1>chat-int8</h1>" in html(page)
     assert page.query_params["check"] == "chat-int8"
+
+
+@pytest.mark.parametrize("check", ["compare", "demo"])
+def test_what_nobody_could_run_says_so_beforehand(
+    save_run: Callable[[Spec], RunResult],
+    as_person: AsPerson,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    check: str,
+) -> None:
+    """Catches a button that looks as if it worked, and explains itself after the click."""
+    monkeypatch.chdir(tmp_path)
+    as_person(Role.ADMIN)
+    save_run(Spec(check=check))
+    page = open_page("check", check=check)
+    [button] = [button for button in page.button if button.label == "Run now"]
+
+    assert button.disabled
+    assert "knows no quantwatch.toml" in button.help
+    assert ("may be of other models" in html(page)) is (check == "compare")

@@ -9,6 +9,7 @@ import pytest
 from quantwatch.domain import MODEL, CandidateResult, Comparison, RunResult, Scope
 from quantwatch.report.figures import Figures
 from quantwatch_dashboard.charts.change import Ratio, change_chart
+from quantwatch_dashboard.components import compare
 from quantwatch_dashboard.logic import contrast, figures, identities
 from quantwatch_dashboard.logic.contrast import Row, Side, finding
 
@@ -38,6 +39,9 @@ def row(a: float | None = 1.0, b: float | None = 2.0, metric: str = "logit_kl", 
         (replace(row(), test=None), "unknown", "not paired"),
         (replace(row(), test=None, statistic="p99"), "unknown", "no test of this number"),
         (contrast.apart(row()), "unknown", "not comparable"),
+        (row(1.0, math.nan, lost=(3,)), "worse", "not finite in B alone"),
+        (row(math.inf, 1.0, lost=(3,)), "better", "not finite in A alone"),
+        (row(math.nan, math.nan, num_prompts=0), "unknown", "too few prompts to tell: 0"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -54,9 +58,13 @@ def test_marks(given: Row, tone: str, words: str) -> None:
         ([row(), row(0.8, 0.9, "top1_agreement")],
          "B is worse in Output KL and better in Top-1 agreement"),
         ([row(established=0)], "No difference beyond chance"),
+        ([row(1.0, math.nan, lost=(3,)), row(0.9, 0.8, "top1_agreement")],
+         "B is not finite in Output KL; the other one is"),
+        ([row(lost=(3,)), row(established=0)],
+         "Not all values are finite in both: they can't be told apart"),
         ([row(num_prompts=3)], "Both are shown; whether they differ can't be told"),
     ],
-    ids=["worse", "better", "both", "neither", "unknown"],
+    ids=["worse", "better", "both", "neither", "nan", "lost", "unknown"],
 )  # fmt: skip
 def test_summary(rows: list[Row], words: str) -> None:
     """Catches a headline that hides the worse half."""
@@ -144,3 +152,11 @@ def test_measurements_are_indexed_once(planted: RunResult, monkeypatch: pytest.M
     contrast.headlines(a, b, {})
     contrast.by_layer(a, b, {}, "lens_kl")
     assert sorted(built) == ["int4-g64", "int8"]
+
+
+@pytest.mark.parametrize("b", [math.nan, math.inf], ids=str)
+def test_nothing_is_calculated_with_what_is_not_finite(b: float) -> None:
+    """Catches an interval of 0, and "× nan", beside a candidate of NaN."""
+    given = row(1.0, b, num_prompts=0)
+    assert compare.interval(given) == "–"
+    assert "×" not in compare.headline_table([given])

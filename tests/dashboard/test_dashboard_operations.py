@@ -159,6 +159,7 @@ def seen(kind: str, age_s: float, **details: object) -> Seen:
     return Seen(Component(f"h/{kind}", kind, "h", 1), timedelta(seconds=age_s), details)
 
 
+STOPPED = Leader("h/scheduler", 3, timedelta(minutes=-11))
 HEADLINES: dict[str, tuple[list[Seen], float | None, str]] = {
     "nothing": ([], None, "No service has been seen"),
     "only workers": ([seen("worker", 1)], None, "The scheduler is silent"),
@@ -170,7 +171,17 @@ HEADLINES: dict[str, tuple[list[Seen], float | None, str]] = {
 @pytest.mark.parametrize(("parts", "silence", "said"), HEADLINES.values(), ids=HEADLINES)
 def test_headlines(parts: list[Seen], silence: float | None, said: str) -> None:
     """Catches a service that is said to run when nobody schedules."""
-    assert service_words.headline(parts, silence, []) == said
+    assert service_words.headline(parts, None, silence, []) == said
+
+
+def test_a_clean_stop_is_no_service_that_never_was() -> None:
+    """Catches "never looked" minutes after a service was stopped by hand."""
+    assert service_words.headline([], STOPPED, None, []) == "The service stopped 11 min ago"
+    figure = service_words.scheduler(STOPPED, None)
+    assert (figure.value, figure.bad) == ("stopped 11 min ago", True)
+    # One that was killed stays on the list, and its lease runs out beside it.
+    silent = service_words.headline([seen("scheduler", 500)], STOPPED, 500.0, [])
+    assert silent == "The scheduler is silent"
 
 
 def test_who_was_replaced_is_no_trouble() -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -292,3 +292,17 @@ def test_what_changed_where_it_began() -> None:
     assert trends.began([change], marks, START + 2 * NIGHT) == ()
     assert trends.began([change], marks, START) is None
     assert trends.began([change], marks, None) is None
+
+
+@pytest.mark.parametrize(("apart_s", "wide"), [(0, True), (60, True), (90_000, False)])
+def test_an_axis_of_one_moment_counts_no_milliseconds(apart_s: float, wide: bool) -> None:
+    """Catches ticks like 12:16:33.9995 under the first run of a check."""
+    moments = [START, START + timedelta(seconds=apart_s)]
+    points = tuple(Point(f"r{i}", at, 0.1, Verdict.PASS) for i, at in enumerate(moments))
+    figure = trend_chart(Trend((Line("a", 0, points),), "a"), unit="x", is_log=False, zone=UTC)
+    shown = figure.layout.xaxis.range
+    assert (shown is not None) is wide
+    if wide:
+        first, last = (datetime.fromisoformat(each).replace(tzinfo=UTC) for each in shown)
+        assert last - first == timedelta(hours=1)
+        assert first <= moments[0] <= moments[1] <= last

@@ -59,7 +59,7 @@ def test_run_page_leads_to_the_fault(save_run: Callable[[Spec], RunResult]) -> N
     assert "int8-fault" in shown
     assert len(page.get("plotly_chart")) == 5
     assert "isolated-error-outlier" in shown
-    assert "quantwatch check run demo" in shown
+    assert re.search(r"quantwatch --database \S+ check run demo", shown)
     assert re.findall(r'qw-marked">(layers[^<]+)<', shown) == ["layers.14"]
     assert all(f">layers.{i}<" in shown for i in range(30))
     assert "layers.14.mlp.down_proj = " in shown[: shown.index("Candidates side by side")]

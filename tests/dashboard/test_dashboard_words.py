@@ -7,9 +7,11 @@ import pytest
 
 from quantwatch_dashboard import text
 from quantwatch_dashboard.charts.axis import close_to
+from quantwatch_dashboard.components import episode_page
 from quantwatch_dashboard.components.explain import explained, numbers
 from quantwatch_dashboard.components.markup import bar, run_link, table, tag
 from quantwatch_dashboard.components.words import moment
+from quantwatch_dashboard.queries import connection
 
 NOW = datetime(2026, 1, 31, 7, 45, 12, tzinfo=UTC)
 
@@ -93,3 +95,23 @@ def test_ticks_differ(scale: float, is_log: bool) -> None:
     _, labels = close_to([scale, 1.6 * scale], is_log=is_log).ticks()
 
     assert len(set(labels)) == len(labels) > 1
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("quantwatch --database x check run a", "quantwatch --database x check run a --queue"),
+        ("quantwatch --database x compare a b", "quantwatch --database x compare a b"),
+    ],
+)
+def test_measuring_again_can_move_the_alert(line: str, wanted: str) -> None:
+    """Catches a command after which the alert stays as it is: a check by hand moves none."""
+    assert episode_page.repeated(line)[1] == wanted
+
+
+def test_commands_name_the_database_that_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a command to copy that speaks of another database than the page."""
+    monkeypatch.setenv("QUANTWATCH_DATABASE_URL", "sqlite:///own.db")
+    said = connection.addressed("quantwatch check run a")
+    assert said.startswith("quantwatch --database sqlite:///")
+    assert said.endswith("own.db check run a")

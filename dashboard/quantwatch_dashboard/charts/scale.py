@@ -48,8 +48,8 @@ class Scale:
 
     @property
     def band(self) -> float:
-        """Height of one band."""
-        return 0.06 * (self.high - self.low)
+        """Height of one band: half of it separates its name from the gradient's last mark."""
+        return 0.09 * (self.high - self.low)
 
     @property
     def bounds(self) -> tuple[float, float]:

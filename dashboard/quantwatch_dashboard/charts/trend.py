@@ -4,7 +4,7 @@ Points, failed runs and changes carry their run's id as the last of their `custo
 """
 
 from collections.abc import Iterator, Sequence
-from datetime import tzinfo
+from datetime import timedelta, tzinfo
 
 import plotly.graph_objects as go
 
@@ -19,6 +19,9 @@ from quantwatch_dashboard.logic.trends import Compared, Line, Point, Trend
 _FAR = 1.5
 """A limit so many spans beyond the values is named at the edge: it would flatten the lines."""
 
+_SHORTEST = timedelta(hours=1)
+"""An axis of less than this counts milliseconds."""
+
 
 def trend_chart(trend: Trend, *, unit: str, is_log: bool, zone: tzinfo) -> go.Figure:
     """Draw the lines over time; the chosen candidate's baseline, noise and limits behind them."""
@@ -31,7 +34,7 @@ def trend_chart(trend: Trend, *, unit: str, is_log: bool, zone: tzinfo) -> go.Fi
         *_verdict_legend(trend),
     ]
     # Built as a whole: Plotly checks and copies everything anew with each thing that is added.
-    return go.Figure({"data": traces, "layout": _layout(trend, axis, unit)})
+    return go.Figure({"data": traces, "layout": _layout(trend, axis, unit, zone)})
 
 
 def _axis(trend: Trend, is_log: bool) -> Axis:
@@ -153,11 +156,21 @@ def _verdict_legend(trend: Trend) -> Iterator[Json]:
             }  # fmt: skip
 
 
-def _layout(trend: Trend, axis: Axis, unit: str) -> Json:
+def _span(trend: Trend, zone: tzinfo) -> Json:
+    """Return a range for runs so close together that their axis would count milliseconds."""
+    moments = [point.at for line in trend.lines for point in line.points]
+    moments += [mark.started_at for mark in trend.failures]
+    if not moments or max(moments) - min(moments) >= _SHORTEST:
+        return {}
+    middle, half = min(moments) + (max(moments) - min(moments)) / 2, _SHORTEST / 2
+    return {"range": [trend_marks.clock_text(middle + half * sign, zone) for sign in (-1, 1)]}
+
+
+def _layout(trend: Trend, axis: Axis, unit: str, zone: tzinfo) -> Json:
     return {
         # Above are the marks of what changed.
         **frame(420, above=28),
-        "xaxis": {"type": "date", "showgrid": False, "zeroline": False},
+        "xaxis": {"type": "date", "showgrid": False, "zeroline": False, **_span(trend, zone)},
         "yaxis": scaled(axis, unit),
         "yaxis2": {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
         "shapes": list(_shapes(trend, axis)),

@@ -72,6 +72,11 @@ def button(
     show_said(key)
 
 
+def off(label: str, key: str, why: str) -> None:
+    """Show a button that is off for everybody, and says why."""
+    st.button(label, key=f"off-{key}", disabled=True, help=why)
+
+
 def worded(
     label: str,
     act: Callable[[Person, str], object],

@@ -3,12 +3,14 @@
 from collections.abc import Iterable, Sequence
 
 from quantwatch.domain import Alert
-from quantwatch.report.words import alert_value, worst_first
+from quantwatch.report.words import UNDECIDED, alert_value, rule_name, worst_first
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components.markup import Html, numbers, table, tag
-from quantwatch_dashboard.components.verdict import severity_badge
+from quantwatch_dashboard.components.verdict import pill, severity_badge, tone
 from quantwatch_dashboard.components.words import swatch
+from quantwatch_dashboard.logic.marks import Mark
 
+_OPEN = Mark("?", UNDECIDED.capitalize())
 _HEADERS = ("Severity", "Candidate", "Place", "Rule")
 
 
@@ -26,14 +28,19 @@ def _row(group: list[Alert], index: int) -> list[object]:
     alert, *others = group
     measured = tag("span", f"{alert.metric} · {alert.statistic}", class_="qw-sub")
     return [
-        tag("td", severity_badge(alert.severity)),
+        tag("td", _badge(alert)),
         tag("td", swatch(index), alert.candidate, class_="qw-name"),
         tag("td", tag("span", alert.scope, class_="qw-mono"), class_="qw-wrap"),
-        tag("td", alert.rule, measured),
+        tag("td", rule_name(alert), measured),
         tag("td", _value(alert), class_="qw-n qw-hot"),
         tag("td", text.number(alert.threshold), class_="qw-n"),
         tag("td", alert.words, _others(others), class_="qw-text qw-soft"),
     ]
+
+
+def _badge(alert: Alert) -> Html:
+    """Return the severity; what can't be decided is no breach, and doesn't look like one."""
+    return severity_badge(alert.severity) if alert.is_decided else pill(_OPEN, tone(None))
 
 
 def _others(others: list[Alert]) -> Html:

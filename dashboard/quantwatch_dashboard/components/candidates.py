@@ -155,9 +155,15 @@ def _equal(candidate: CandidateResult, figures: Figures) -> str:
 
 
 def _interval(figures: Figures) -> Html:
-    """Return the interval of the mean; of a single prompt it has none."""
+    """Return the interval of the mean, or why it has none."""
     bounds = figures.interval(figures.kl_metric)
-    said = "no interval: one prompt" if bounds is None else f"95 %: {text.interval(bounds)}"
+    row = figures.row(figures.kl_metric)
+    if bounds is not None:
+        said = f"95 %: {text.interval(bounds)}"
+    elif row is None or row.mean is None:
+        said = "no interval: no finite value"
+    else:
+        said = "no interval: one prompt"
     return tag("span", said, class_="qw-sub")
 
 

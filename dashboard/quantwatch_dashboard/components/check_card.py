@@ -89,6 +89,8 @@ def _measured(check: CheckSummary, at: int) -> Html:
     found = standings.against(check, at)
     if check.not_comparable:
         against = f"; {check.not_comparable}"
+    elif check.is_baseline:
+        against = "; this run is the baseline itself"
     elif found is None:
         against = "; nothing to compare it with"
     else:

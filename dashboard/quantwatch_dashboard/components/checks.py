@@ -152,7 +152,7 @@ def _trend(check: CheckSummary) -> Html:
     if not measured:
         return tag("span", "no measurement yet", class_="qw-soft qw-small")
     runs = "1 run so far" if num_runs == 1 else f"last {num_runs} runs"
-    alt = f"Output KL of {len(check.trends)} candidates, {runs}"
+    alt = f"Output KL of {text.plural(len(check.trends), 'candidate')}, {runs}"
     at = standings.lead(check)
     band = check.bands[at] if at is not None and at < len(check.bands) else None
     guide = None if band is None or at is None else Guide(at, band.baseline, band.low, band.high)
@@ -170,6 +170,8 @@ def _now(check: CheckSummary, at: int | None) -> Html:
     change = standings.ratio(check, at)
     if check.not_comparable:
         against = f", {check.not_comparable}"
+    elif check.is_baseline:
+        against = ", itself the baseline"
     else:
         against = "" if change is None else f", {times(change)} {check.compared_with}"
     return join([tag("b", text.number(value)), f" now{against} · "])

@@ -1,5 +1,6 @@
 """Two candidates side by side: who they are, the numbers of both, what else differs."""
 
+import math
 from collections.abc import Iterable, Sequence
 from datetime import datetime, tzinfo
 from itertools import groupby
@@ -102,7 +103,7 @@ def icon_of(found: Finding) -> Html:
 
 def interval(row: Row) -> str:
     """Return the interval of a difference; of too few prompts it is the range of theirs."""
-    if row.test is None:
+    if row.test is None or not row.test.num_prompts or not math.isfinite(row.difference or 0.0):
         return text.NONE
     if row.test.low == row.test.high == 0:
         return "0"
@@ -128,8 +129,8 @@ def _number(row: Row, value: float | None) -> str:
 
 def _factor(row: Row) -> Html:
     """Return how many times as large B is, where that says more than the difference."""
-    shown = row.metric == "logit_kl" and row.difference
-    if not shown or not row.a or not row.b or row.a <= 0 or row.b <= 0:
+    shown = row.metric == "logit_kl" and row.difference and not (row.test and row.test.lost)
+    if not shown or not row.a or not row.b or not 0 < row.b / row.a < math.inf:
         return Html("")
     return tag("span", f"× {row.b / row.a:.3g}", class_="qw-sub")
 
@@ -137,7 +138,7 @@ def _factor(row: Row) -> Html:
 def _rate(row: Row) -> Html:
     if row.test is None or row.test.q is None:
         return Html("")
-    said = f"q = {text.number(row.test.q, 2)}, {row.test.num_prompts} prompts"
+    said = f"q = {text.number(row.test.q, 2)}, {text.plural(row.test.num_prompts, 'prompt')}"
     return tag("span", said, class_="qw-sub")
 
 

@@ -146,3 +146,11 @@ def _token(each: dict[str, Any], run: str, candidate: str) -> object:
     where = {"run": run, "candidate": candidate, "prompt": str(prompt), "token": str(position)}
     where["layer"] = place_key(str(each.get("scope")))
     return link(f"prompt {prompt}, token {position}", "run", **where)
+
+
+def repeated(line: str) -> tuple[str, str]:
+    """Return what measuring again is called, and its command: one that can move the alert."""
+    if " check run " in line:
+        # By hand it would be measured, and the alert would stay as it is.
+        return "Have the service measure it again:", f"{line} --queue"
+    return "Measure it again:", line

@@ -59,8 +59,9 @@ def who_knows(one: ShownEpisode, now: datetime, zone: tzinfo) -> Html:
     if not one.receivers:
         parts.append(tag("span", _nobody(one), class_="qw-sub"))
     elif one.listed.episode.reminded_at is not None:
+        # Reminders are counted from the newest message, whichever that was: mostly the first one.
         told = moment(one.listed.episode.reminded_at, now, zone)
-        parts.append(tag("span", "reminded ", told, class_="qw-sub"))
+        parts.append(tag("span", "last told ", told, class_="qw-sub"))
     return join([*parts, *_overlays(one, now, zone)])
 
 

@@ -26,7 +26,8 @@ def identity(result: RunResult) -> Html:
         [
             (
                 "suite",
-                f"{result.suite_name}, {result.num_prompts} prompts, {result.num_tokens:,} tokens",
+                f"{result.suite_name}, {text.plural(result.num_prompts, 'prompt')}, "
+                f"{text.plural(result.num_tokens, 'token')}",
             ),
             ("suite hash", _code(result.suite_hash)),
             ("capture", _code(result.capture_sha)),

@@ -89,7 +89,7 @@ def _counts(cell: Cell) -> Html:
     if group.num_failed:
         words = f"{group.num_failed:,} of {group.num_cases:,} fail"
     elif group.num_not_applicable == group.num_cases:
-        words = f"{group.num_cases:,} cases"
+        words = text.plural(group.num_cases, "case")
     if cell.remarks.num_fallbacks:
         words += f" · {cell.remarks.num_fallbacks:,} fallbacks"
     why = "; ".join(f"{reason} ({cases:,})" for reason, cases in cell.remarks.reasons[:5])

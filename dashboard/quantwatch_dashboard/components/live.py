@@ -33,7 +33,7 @@ def _waiting(runs: Sequence[UnendedRun]) -> Html:
     rest = f" {text.more(len(runs), _MOST_NAMES)}".rstrip()
     return tag(
         "p",
-        f"{len(runs)} runs wait for a worker: ",
+        f"{text.plural(len(runs), 'run waits', 'runs wait')} for a worker: ",
         *named,
         rest,
         class_="qw-soft qw-small qw-wrap",

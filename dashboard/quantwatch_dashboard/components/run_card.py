@@ -96,7 +96,7 @@ def _facts(
     if result.candidates:
         culprit = lead.culprit if lead is not None else None
         first = culprit.first_difference if culprit is not None else None
-        yield "suite", f"{result.suite_name} · {result.num_tokens:,} tokens"
+        yield "suite", f"{result.suite_name} · {text.plural(result.num_tokens, 'token')}"
         yield "alerts", str(len(result.alerts))
         yield "differs from", f"{first} on" if first is not None else text.NONE
         yield "baseline", say.baseline_words(result)

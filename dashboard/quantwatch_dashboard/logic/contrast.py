@@ -3,6 +3,7 @@
 A is before, B is after: a difference is B − A.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,7 @@ HEADLINES = (
 )  # fmt: skip
 """Metric and statistic of every row of the table, the derived ones included."""
 LAYERED = ("lens_kl", "isolated_error", "rel_error")
+_BROKEN = {"B": "worse", "A": "better"}
 TESTED = (*dict.fromkeys(metric for metric, _ in HEADLINES), *LAYERED)
 
 
@@ -110,6 +112,8 @@ def apart(row: Row) -> Row:
 
 def finding(row: Row) -> Finding:
     """Say whether a difference is more than chance and noise, and which way it goes."""
+    if (broken := _broken(row)) is not None:
+        return Finding(_BROKEN[broken], f"not finite in {broken} alone")
     unknown = _untold(row)
     difference, test = row.difference, row.test
     if unknown is not None or difference is None or test is None:
@@ -122,6 +126,14 @@ def finding(row: Row) -> Finding:
         return Finding("same", "below the noise floor")
     worse = (difference > 0) == (_direction(row.metric) == "lower")
     return Finding("worse" if worse else "better", f"clearly {'worse' if worse else 'better'}")
+
+
+def _broken(row: Row) -> str | None:
+    """Return which side alone has a number that isn't finite: that is no matter of chance."""
+    if row.incomparable or row.a is None or row.b is None:
+        return None
+    finite = math.isfinite(row.a), math.isfinite(row.b)
+    return {(True, False): "B", (False, True): "A"}.get(finite)
 
 
 def _untold(row: Row) -> str | None:
@@ -150,6 +162,9 @@ def family(tests: Tests) -> dict[tuple[str, str, str], Comparison]:
 
 def summary(rows: Sequence[Row]) -> Finding:
     """Say in one line how B stands against A, by the output KL and by whatever else is clear."""
+    for side, tone in _BROKEN.items():
+        if broken := [row for row in rows if _broken(row) == side]:
+            return Finding(tone, f"{side} is not finite in {_names(broken)}; the other one is")
     marks = [(row, finding(row)) for row in rows]
     worse = [row for row, found in marks if found.tone == "worse"]
     better = [row for row, found in marks if found.tone == "better"]
@@ -162,6 +177,8 @@ def summary(rows: Sequence[Row]) -> Finding:
             "worse" if worse else "better",
             f"B is clearly {'worse' if worse else 'better'}: {_names(which)}",
         )
+    if any(row.test is not None and row.test.lost for row in rows):
+        return Finding("unknown", "Not all values are finite in both: they can't be told apart")
     if any(found.tone == "same" for _, found in marks):
         return Finding("same", "No difference beyond chance")
     return Finding("unknown", "Both are shown; whether they differ can't be told")

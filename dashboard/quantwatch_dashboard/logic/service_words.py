@@ -35,10 +35,16 @@ class Figure:
     bad: bool = False
 
 
-def headline(parts: Sequence[Seen], silence_s: float | None, figures: Iterable[Figure]) -> str:
+def headline(
+    parts: Sequence[Seen],
+    found: Leader | None,
+    silence_s: float | None,
+    figures: Iterable[Figure],
+) -> str:
     """Say the worst."""
     if not parts and silence_s is None:
-        return "No service has been seen"
+        stopped = _stopped(found, silence_s)
+        return "No service has been seen" if stopped is None else f"The service {stopped}"
     if silence_s is None or silence_s > SILENT_S:
         return "The scheduler is silent"
     bad = [figure.name.casefold() for figure in figures if figure.bad]
@@ -49,12 +55,24 @@ def scheduler(found: Leader | None, silence_s: float | None) -> Figure:
     """Say who schedules and when it looked last."""
     if found is None:
         return Figure("Scheduler", "none", "nobody has ever scheduled here", bad=True)
+    if (stopped := _stopped(found, silence_s)) is not None:
+        return Figure("Scheduler", stopped, f"{found.holder} gave its lease back", bad=True)
     looked = "never looked" if silence_s is None else f"looked {text.passed(silence_s)} ago"
     holds = found.left > timedelta()
     bad = silence_s is None or silence_s > SILENT_S or not holds
     lease = f"; its lease lasts {text.passed(found.left.total_seconds())}"
     lease = lease if holds else "; its lease has run out"
     return Figure("Scheduler", looked, f"{found.holder}{lease}", bad)
+
+
+def _stopped(found: Leader | None, silence_s: float | None) -> str | None:
+    """Say when the last scheduler ended cleanly, None when none did.
+
+    Who ends cleanly leaves the list of parts and gives its lease back; who is killed stays on it.
+    """
+    if found is None or silence_s is not None or found.left > timedelta():
+        return None
+    return f"stopped {text.passed(-found.left.total_seconds())} ago"
 
 
 def workers(parts: Sequence[Seen]) -> Figure:

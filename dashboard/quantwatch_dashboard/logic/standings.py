@@ -128,10 +128,12 @@ def value_now(check: CheckSummary, index: int) -> float | None:
 
 
 def against(check: CheckSummary, index: int) -> tuple[float, Band] | None:
-    """Return a candidate's headline now ÷ its baseline, and that; None when one is missing or 0."""
+    """Return a candidate's headline now ÷ its baseline, and that; None when one is missing or 0,
+    or the run is the baseline itself.
+    """
     band = check.bands[index] if index < len(check.bands) else None
     value = value_now(check, index)
-    if band is None or value is None or band.baseline <= 0:
+    if band is None or value is None or band.baseline <= 0 or check.is_baseline:
         return None
     return math.inf if not math.isfinite(value) else value / band.baseline, band
 

@@ -74,6 +74,12 @@ class CheckSummary:
         return "the newest run of its baseline's window" if self.is_rolling else "its baseline"
 
     @property
+    def is_baseline(self) -> bool:
+        """Whether the decided run is what it would be compared with: that says nothing of it."""
+        decided = self.decided
+        return decided is not None and decided.run_id == self.state.baseline_run_id
+
+    @property
     def not_comparable(self) -> str:
         """Say why nothing is compared with the baseline run, "" where it can be."""
         differs = ", ".join(self.state.differs)

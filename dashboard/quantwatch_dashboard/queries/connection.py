@@ -38,6 +38,13 @@ def program() -> str:
     return "quantwatch" if own else f"quantwatch --database {shlex.quote(shown_url(given))}"
 
 
+def addressed(line: str) -> str:
+    """Return a command line of ours so that it uses this database."""
+    return (
+        f"{program()}{line.removeprefix('quantwatch')}" if line.startswith("quantwatch ") else line
+    )
+
+
 @st.cache_resource(max_entries=8, show_spinner=False, on_release=lambda db: db.close())
 def database(given: str) -> Database:
     """Return the open database, for reading only."""

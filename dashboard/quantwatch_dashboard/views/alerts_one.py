@@ -75,7 +75,7 @@ def _actions(url: str, one: ShownEpisode) -> None:
     alerts_silences.matching(url, one)
     again = one.listed.episode.evidence.get("command")
     if again:
-        _command("Measure it again:", str(again))
+        _command(*episode_page.repeated(connection.addressed(str(again))))
     close = f"{connection.program()} alerts close {one.listed.alert_id} --reason WHY"
     _command("Close it by hand, where it will never recover by itself:", close)
 

@@ -3,6 +3,7 @@
 import streamlit as st
 
 from quantwatch.domain import Verdict
+from quantwatch.report.repeat import COMPARE
 from quantwatch_dashboard import clock
 from quantwatch_dashboard.components import check_card, page, trouble
 from quantwatch_dashboard.components.address import pick
@@ -19,6 +20,11 @@ from quantwatch_dashboard.views import (
     check_runs,
     check_trend,
     live,
+)
+
+_AD_HOC = (
+    "These are the runs of `quantwatch compare`, each of whatever was named then: neighbours on the"
+    " trend may be of other models. A check in quantwatch.toml gives one pair a history of its own."
 )
 
 
@@ -42,6 +48,8 @@ def show() -> None:
     if summary.decided is None:
         st.html(_unmeasured(summary))
     else:
+        if summary.check == COMPARE:
+            page.note(_AD_HOC)
         check_trend.show(url, summary)
         check_candidates.show(url, summary)
         check_detection.show(url, summary)

@@ -2,6 +2,7 @@
 
 import streamlit as st
 
+from quantwatch.errors import UserError
 from quantwatch_dashboard import actions
 from quantwatch_dashboard.components import answers, asking
 from quantwatch_dashboard.logic.summaries import CheckSummary
@@ -12,14 +13,24 @@ def show(url: str, summary: CheckSummary) -> None:
     """Show the buttons; those that the role does not allow are off and say so."""
     check = summary.check
     with st.container(horizontal=True, key="qw-actions"):
-        asking.button(
-            "Run now", lambda who: actions.run_now(who, check, asking.once(f"run-{check}")),
-            key=f"run-{check}", done=_started,
-        )  # fmt: skip
+        _running(check)
         _pausing(summary)
         _ending(summary)
         check_pins.unpinning(summary)
     check_pins.pinning(url, summary)
+
+
+def _running(check: str) -> None:
+    """Offer to run the check; off where nobody knows what it would measure."""
+    try:
+        actions.configured(check)
+    except UserError as error:
+        asking.off("Run now", f"run-{check}", str(error))
+        return
+    asking.button(
+        "Run now", lambda who: actions.run_now(who, check, asking.once(f"run-{check}")),
+        key=f"run-{check}", done=_started,
+    )  # fmt: skip
 
 
 def _ending(summary: CheckSummary) -> None:

@@ -97,7 +97,7 @@ def _against(shown: Statistic, trend: Trend) -> str:
     if compared.baseline is None:
         why = compared.why_not or "no baseline"
         return f"No line to compare with: {why}. "
-    within = "no regression within it" if shown == HEADLINE else "three noise floors"
+    within = "what the rule against it allows" if shown == HEADLINE else "three noise floors"
     what = "" if compared.words == "baseline" else f", the {compared.words}"
     shaded = f"; shaded: {within}" if compared.band is not None else ""
     return f"Dashed: what {trend.strong} is compared with{what}{shaded}. "

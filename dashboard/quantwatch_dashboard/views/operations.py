@@ -46,7 +46,7 @@ def _top(url: str) -> None:
     """Show headline and figures, and ask again every few seconds."""
     found = operation_queries.service(url)
     figures = _figures(url, found)
-    page.head(service_words.headline(found.parts, found.silence_s, figures))
+    page.head(service_words.headline(found.parts, found.leader, found.silence_s, figures))
     st.html(service.tiles(figures))
 
 

@@ -11,6 +11,7 @@ from quantwatch_dashboard.components import (
     service,
     trouble,
 )
+from quantwatch_dashboard.logic import service_words
 from quantwatch_dashboard.queries import connection, overview
 from quantwatch_dashboard.queries import detection as detection_queries
 from quantwatch_dashboard.queries import operations as operation_queries
@@ -68,7 +69,7 @@ def _live(url: str) -> None:
     if found.parts:
         st.html(service.parts(found.parts, found.leader.holder if found.leader else None))
     else:
-        title = "No part of a service has been seen for a day"
+        title = service_words.headline((), found.leader, found.silence_s, ())
         st.html(trouble.state(title, _START, command=f"{connection.program()} start"))
     page.section("Queue", "Runs that wait for a worker or are under way, oldest first.")
     _queue(url)

@@ -48,7 +48,7 @@ def _check(found: operation_queries.Applied) -> None:
     known = {each.check: each for each in found.checks}
     chosen = choose("Check", "check", [ANY, *known], every("checks"), "stretch")
     if chosen == ANY:
-        page.say(f"{len(known)} checks are applied.")
+        page.say(f"{text.plural(len(known), 'check is', 'checks are')} applied.")
         return
     each = known[chosen]
     applied = text.NONE if each.applied_at is None else text.instant(each.applied_at, clock.zone())

@@ -6,6 +6,7 @@ from quantwatch.domain import RunResult
 from quantwatch.report.repeat import repeat_command
 from quantwatch_dashboard.components import facts, page
 from quantwatch_dashboard.components.markup import tag
+from quantwatch_dashboard.queries import connection
 from quantwatch_dashboard.views import run_downloads
 
 
@@ -17,7 +18,7 @@ def show(result: RunResult) -> None:
     )
     line = repeat_command(result)
     if line:
-        st.html(facts.command(line))
+        st.html(facts.command(connection.addressed(line)))
     else:
         page.say("This run was not started from a command line.")
     if result.candidates:

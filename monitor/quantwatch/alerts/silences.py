@@ -1,12 +1,13 @@
 """Who is silenced, and since when nothing may be told: overlays that never stop evaluation."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 
 from quantwatch.config.durations import seconds
 from quantwatch.config.watching import MaintenanceConfig
+from quantwatch.domain import Severity
 from quantwatch.errors import UserError
 from quantwatch.schedules import Cron, Window
 
@@ -40,8 +41,8 @@ def matches(matcher: Mapping[str, str], labels: Mapping[str, str]) -> bool:
 def checked_matcher(given: Mapping[str, str | None]) -> dict[str, str]:
     """Return the globs that were given.
 
-    Raises UserError on none at all, which would silence everything by an oversight, and on labels
-    that no alert has.
+    Raises UserError on none at all, which would silence everything by an oversight, on labels
+    that no alert has, and on a glob that no severity can match.
     """
     if unknown := sorted(given.keys() - set(LABELS)):
         raise UserError(f"no alert has a label {unknown[0]!r}; allowed: {', '.join(LABELS)}")
@@ -49,7 +50,20 @@ def checked_matcher(given: Mapping[str, str | None]) -> dict[str, str]:
     if not matcher:
         named = ", ".join(f"--{label}" for label in LABELS)
         raise UserError(f"a silence needs at least one of {named}; '*' matches everything")
+    severity = matcher.get("severity", "*")
+    if not any(fnmatchcase(known, severity) for known in Severity):
+        allowed = ", ".join(Severity)
+        raise UserError(f"severity {severity!r} matches nothing; allowed: {allowed}, or a glob")
     return matcher
+
+
+def idle_globs(matcher: Mapping[str, str], known: Mapping[str, Collection[str]]) -> dict[str, str]:
+    """Return the globs that match nothing known so far; labels that `known` lacks aren't asked."""
+    return {
+        label: glob
+        for label, glob in matcher.items()
+        if label in known and not any(fnmatchcase(name, glob) for name in known[label])
+    }
 
 
 def in_maintenance(windows: Iterable[MaintenanceConfig], at: datetime) -> bool:

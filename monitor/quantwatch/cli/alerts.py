@@ -10,7 +10,7 @@ from quantwatch.cli.actor import who
 from quantwatch.cli.evaluate import evaluate
 from quantwatch.cli.output import show, show_json, table
 from quantwatch.cli.session import Session
-from quantwatch.cli.streams import say
+from quantwatch.cli.streams import say, whisper
 from quantwatch.errors import UserError
 
 if TYPE_CHECKING:
@@ -75,14 +75,20 @@ def silence(
     severity: SeverityGlob = None,
 ) -> None:
     """Keep matching alerts from being told for a while; they go on being evaluated."""
-    from quantwatch.alerts.silences import checked_matcher
-    from quantwatch.store.silences import add_silence
+    from quantwatch.alerts.silences import checked_matcher, idle_globs
+    from quantwatch.config.default_rules import DEFAULT_RULES
+    from quantwatch.store.silences import add_silence, known_labels
 
     globs = {"check": check, "candidate": candidate, "rule": rule, "severity": severity}
     matcher, lasting = checked_matcher(globs), _length(length)
     with Session.of(context).writer() as database, database.writer() as session:
         made = add_silence(session, matcher, lasting, who(), comment)
+        known = known_labels(session)
+    known["rule"] |= {rule.name for rule in DEFAULT_RULES}
+    idle = idle_globs(matcher, known)
     say(f"silence {made.id}: until {made.ends_at:%Y-%m-%d %H:%M} UTC\n")
+    for label, glob in idle.items():
+        whisper(f"note: no {label} that is known here matches {glob!r} so far")
 
 
 @app.command("silences")

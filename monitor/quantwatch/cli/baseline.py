@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quantwatch.cli import options as o
-from quantwatch.cli.actor import actor
+from quantwatch.cli.actor import who
 from quantwatch.cli.output import show, show_json, table
 from quantwatch.cli.session import Session
-from quantwatch.cli.streams import say
+from quantwatch.cli.streams import say, whisper
 from quantwatch.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,8 +32,15 @@ def pin(context: typer.Context, run: o.RunId) -> None:
     session = Session.of(context)
     result = session.stored(run)
     with session.writer() as database:
-        store_pin(database, result.check, result.run_id, actor=actor())
+        store_pin(database, result.check, result.run_id, actor=who())
     say(f"{result.check}: baseline is {result.run_id}\n")
+    _warn(result)
+
+
+def _warn(result: "RunResult") -> None:
+    """Say that what is wrong with the run is the measure of all later ones."""
+    if result.verdict is not None and result.verdict.value == "regression":
+        whisper("note: that run is a regression; what is wrong with it won't be reported again")
 
 
 @app.command("unpin")
@@ -42,7 +49,7 @@ def unpin(context: typer.Context, check: o.Check) -> None:
     from quantwatch.store.baselines import unpin as store_unpin
 
     with Session.of(context).writer() as database:
-        store_unpin(database, check, actor=actor())
+        store_unpin(database, check, actor=who())
     say(f"{check}: no baseline\n")
 
 
@@ -92,8 +99,9 @@ def import_(context: typer.Context, file: File) -> None:
     result, sums = import_run(file), import_sums(file)
     with Session.of(context).writer() as database:
         keep(database, result, sums)
-        store_pin(database, result.check, result.run_id, actor=actor())
+        store_pin(database, result.check, result.run_id, actor=who())
     say(f"{result.check}: baseline is {result.run_id}\n")
+    _warn(result)
 
 
 def keep(database: "Database", result: "RunResult", sums: "Iterable[Block]") -> None:

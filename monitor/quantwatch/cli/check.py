@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quantwatch.cli import options as o
-from quantwatch.cli.actor import actor
+from quantwatch.cli.actor import who
 from quantwatch.cli.output import Delivery, show, show_json, table
 from quantwatch.cli.queueing import Order, queue, wait
 from quantwatch.cli.running import Wishes, run
@@ -42,13 +42,18 @@ def list_(context: typer.Context, json: o.AsJson = False) -> None:
 
 @app.command("validate")
 def validate(context: typer.Context) -> None:
-    """Find every mistake in the configuration."""
+    """Find every mistake that the files show.
+
+    Not looked at are models and this machine: devices, context lengths, hub repositories, and
+    whether the scopes of rules and faults exist. `check run` says so before it measures.
+    """
     from quantwatch.config.load import validate_files
+    from quantwatch.report.numbers import plural
 
     session = Session.of(context)
     config, folder = session.config()
     validate_files(config, folder, str(session.find_config()))
-    say(f"{session.find_config()}: {len(config.checks)} checks are valid\n")
+    say(f"{session.find_config()}: {plural(len(config.checks), 'check is', 'checks are')} valid\n")
 
 
 @app.command("run")
@@ -90,7 +95,7 @@ def release(context: typer.Context, name: o.Check) -> None:
     from quantwatch.store.quarantine import lift_quarantine
 
     with Session.of(context).writer() as database:
-        lift_quarantine(database, name, actor())
+        lift_quarantine(database, name, who())
     say(f"{name}: may run again\n")
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from quantwatch.cli import options as o
-from quantwatch.cli.actor import actor
+from quantwatch.cli.actor import who
 from quantwatch.cli.output import show_json
 from quantwatch.cli.session import Session
 from quantwatch.cli.start import loaded_file
@@ -20,17 +20,22 @@ app = typer.Typer(help="The configuration of the service.", no_args_is_help=True
 
 @app.command("validate")
 def validate(context: typer.Context) -> None:
-    """Find every mistake: keys, values, missing files, paths outside the allowed roots, secrets."""
+    """Find every mistake: keys, values, missing files, paths outside the allowed roots, secrets.
+
+    Not looked at are models and this machine: devices, context lengths, hub repositories, and
+    whether the scopes of rules and faults exist.
+    """
     from quantwatch.config.apply import mark
+    from quantwatch.report.numbers import plural
 
     loaded = loaded_file(Session.of(context))
     config = loaded.config
     for name, check in config.checks.items():
         if words := mark(check):
             say(f"note: check {name} {words}\n")
-    say(
-        f"{loaded.path}: {len(config.checks)} checks, {len(config.endpoints)} endpoints are valid\n"
-    )
+    checks = plural(len(config.checks), "check")
+    endpoints = plural(len(config.endpoints), "endpoint is", "endpoints are")
+    say(f"{loaded.path}: {checks}, {endpoints} valid\n")
 
 
 @app.command("plan")
@@ -52,7 +57,7 @@ def apply(context: typer.Context, json: o.AsJson = False) -> None:
     session = Session.of(context, json=json)
     loaded = loaded_file(session)
     with session.writer() as database:
-        _show(configuration.apply(database, loaded, actor()), json=json)
+        _show(configuration.apply(database, loaded, who()), json=json)
 
 
 def _show(changes: "Sequence[Change]", *, json: bool) -> None:

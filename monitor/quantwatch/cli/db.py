@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from quantwatch.cli import retention
-from quantwatch.cli.session import Session
+from quantwatch.cli.session import Session, shown
 from quantwatch.cli.streams import say, whisper
 from quantwatch.errors import StoreError
 
@@ -30,10 +30,11 @@ def check(context: typer.Context) -> None:
     """Say whether the schema fits this program, table by table; exits with 3 when it doesn't."""
     from quantwatch.store.upgrade import schema_drift, schema_state
 
-    url = Session.of(context).database_url()
+    session = Session.of(context)
+    url = session.database_url()
     state = schema_state(url)
     if state != "current":
-        raise StoreError(f"{shown(url)}: schema is {state}; {remedy(state)}")
+        raise StoreError(f"{shown(url)}: schema is {state}; {remedy(state, session)}")
     if drift := schema_drift(url):
         raise StoreError(f"{shown(url)}: schema was changed by hand: {'; '.join(drift)}")
     say(f"{shown(url)}: schema is current\n")
@@ -58,22 +59,16 @@ def restore(
     """Fill a new or empty database from a backup; nothing is overwritten."""
     from quantwatch.store.restore import restore as store_restore
 
-    url = Session.of(context).database_url()
+    session = Session.of(context)
+    url = session.database_url()
     state = store_restore(url, source)
     say(f"{shown(url)}: restored from {source}\n")
     if state != "current":
-        whisper(f"note: its schema is {state}; {remedy(state)}")
+        whisper(f"note: its schema is {state}; {remedy(state, session)}")
 
 
-def shown(url: str) -> str:
-    """Return a database URL without its password."""
-    from quantwatch.store import urls
-
-    return urls.shown(urls.parse_url(url))
-
-
-def remedy(state: str) -> str:
+def remedy(state: str, session: Session) -> str:
     """Return what to do about a schema that isn't current."""
     if state == "ahead":
         return "a newer quantwatch wrote it: update this one"
-    return "run: quantwatch db upgrade"
+    return f"run: {session.program} db upgrade"

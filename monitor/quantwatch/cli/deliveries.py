@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quantwatch.cli import options as o
-from quantwatch.cli.actor import actor
+from quantwatch.cli.actor import who
 from quantwatch.cli.output import show, show_json, table
 from quantwatch.cli.session import Session
 from quantwatch.cli.streams import say
@@ -60,16 +60,18 @@ def replay(
     again: Again = False,
 ) -> None:
     """Tell an event, or all dead letters, again: same id, same body, new signature."""
+    from quantwatch.report.numbers import plural
     from quantwatch.store import replays
 
     _check(event, dead, since, again)
     with Session.of(context).writer() as database:
         if event is not None:
-            count, over = replays.replay(database, event, actor(), again=again), 0
+            count, over = replays.replay(database, event, who(), again=again), 0
         else:
-            found = replays.replay_dead(database, start_of(str(since)), actor())
+            found = replays.replay_dead(database, start_of(str(since)), who())
             count, over = found.waiting, found.over
-    say(f"{count} deliveries wait again{f', {over} are over' if over else ''}\n")
+    ended = f", {over} {'is' if over == 1 else 'are'} over" if over else ""
+    say(f"{plural(count, 'delivery waits', 'deliveries wait')} again{ended}\n")
 
 
 @app.command("failed")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from quantwatch.cli import options as o
-from quantwatch.cli.actor import actor
+from quantwatch.cli.actor import who
 from quantwatch.cli.output import show, show_json, table
 from quantwatch.cli.session import Session
 from quantwatch.cli.streams import say, whisper
@@ -91,7 +91,7 @@ def enable(context: typer.Context, name: Name) -> None:
     from quantwatch.store.endpoints import enable_endpoint
 
     with Session.of(context).writer() as database:
-        before = enable_endpoint(database, name, actor())
+        before = enable_endpoint(database, name, who())
     say(f"{name}: enabled (was {before.state})\n")
 
 

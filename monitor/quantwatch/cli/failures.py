@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from quantwatch.cli.session import Session
 from quantwatch.cli.streams import say, whisper
-from quantwatch.errors import ConfigError, QuantwatchError, ResourceError, UserError
+from quantwatch.errors import ConfigError, QuantwatchError, ResourceError, StoreError, UserError
 from quantwatch.telemetry import disk_is_full
 
 INTERRUPTED = 130
@@ -30,7 +30,9 @@ class Guarded(TyperGroup):
             session = ctx.obj or Session()
             if session.debug:
                 traceback.print_exception(error)
-            raise typer.Exit(answer(*describe(error), json=session.json)) from error
+            line, code = describe(error)
+            line = session.addressed(line) if isinstance(error, StoreError) else line
+            raise typer.Exit(answer(line, code, json=session.json)) from error
 
 
 def exit_code(app: typer.Typer, words: list[str]) -> int:
@@ -82,7 +84,8 @@ def printable(text: str, keep: str = "") -> str:
 
 def usage_error(error: typer.TyperException, *, json: bool) -> int:
     """Say what is wrong with the words typed, in one line that names the help."""
-    message = error.format_message()
+    # Choices are read by pydantic, whose prefix says nothing.
+    message = error.format_message().replace("Value error, ", "")
     if message.startswith("Usage:"):
         # A group without a command: its help is the answer.
         whisper(message)

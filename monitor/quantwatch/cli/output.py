@@ -55,6 +55,8 @@ def format_of(path: Path, given: "Format | None") -> "Format":
     if given is None and path.suffix not in _SUFFIXES:
         known = ", ".join(_SUFFIXES)
         raise UserError(f"--output {path}: can't tell the format by its suffix ({known})")
+    if given is not None and _SUFFIXES.get(path.suffix, given) != given:
+        whisper(f"note: {path} gets {given}, as --format says, whatever its suffix promises")
     check_writable(path)
     return given or _SUFFIXES[path.suffix]
 

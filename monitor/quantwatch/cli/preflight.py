@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from quantwatch.cli.probes import Finding
 from quantwatch.cli.session import Session, cache_dir
 from quantwatch.errors import QuantwatchError
+from quantwatch.report.numbers import plural
 from quantwatch.service import cgroup
 from quantwatch.service.mounts import mount_of
 from quantwatch.store.disk import Room, Space, space_at
@@ -41,14 +42,15 @@ def preflight(session: Session) -> list[Finding]:
         "clock": lambda: [_clock(session)],
         "database rights": lambda: [_rights(session)],
     }
-    return [finding for name, probe in probes.items() for finding in _looked(name, probe)]
+    fix = f"run: {session.program} db upgrade"
+    return [finding for name, probe in probes.items() for finding in _looked(name, probe, fix)]
 
 
-def _looked(name: str, probe: Callable[[], list[Finding]]) -> list[Finding]:
+def _looked(name: str, probe: Callable[[], list[Finding]], fix: str) -> list[Finding]:
     try:
         return probe()
     except _NoDatabaseError:
-        return [Finding(name, "warn", "there is no database yet", "run: quantwatch db upgrade")]
+        return [Finding(name, "warn", "there is no database yet", fix)]
     except QuantwatchError as error:
         return [Finding(name, "broken", str(error), "see database above")]
     except OSError as error:
@@ -126,15 +128,19 @@ def processes(limits: cgroup.Limits) -> Finding:
         return Finding("processes", "ok", "no limit of a container")
     if limits.pids < _FEW_PIDS:
         fix = "raise the container's pids limit to 512"
-        return Finding("processes", "warn", f"at most {limits.pids} threads", fix)
-    return Finding("processes", "ok", f"at most {limits.pids} threads")
+        return Finding("processes", "warn", f"at most {plural(limits.pids, 'thread')}", fix)
+    return Finding("processes", "ok", f"at most {plural(limits.pids, 'thread')}")
+
+
+def _compute(threads: int) -> str:
+    return plural(threads, "thread computes", "threads compute")
 
 
 def processors(limits: cgroup.Limits, threads: int) -> Finding:
     """Judge whether more threads compute than the container has processors' time for."""
     if limits.cpus is None:
-        return Finding("processors", "ok", f"no quota; {threads} threads compute")
-    text = f"{limits.cpus:g} processors, {threads} threads compute"
+        return Finding("processors", "ok", f"no quota; {_compute(threads)}")
+    text = f"{limits.cpus:g} processor{'' if limits.cpus == 1 else 's'}, {_compute(threads)}"
     if threads > limits.cpus + 0.5:
         fix = f"set OMP_NUM_THREADS={max(1, int(limits.cpus))}: more threads only wait"
         return Finding("processors", "warn", text, fix)

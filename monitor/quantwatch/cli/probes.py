@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from quantwatch.cli.dashboard import launcher
-from quantwatch.cli.db import remedy, shown
-from quantwatch.cli.session import Session, cache_dir
+from quantwatch.cli.db import remedy
+from quantwatch.cli.session import Session, cache_dir, shown
 from quantwatch.errors import QuantwatchError
+from quantwatch.report.numbers import plural
 
 _PACKAGES = ("quantwatch", "torch", "transformers", "sqlalchemy", "streamlit")
 _LITTLE_DISK, _NO_DISK = 2e9, 1e8
@@ -106,7 +107,7 @@ def _nvml() -> Finding:
         driver, count = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlDeviceGetCount()
     finally:
         pynvml.nvmlShutdown()
-    return Finding("NVML", "ok", f"driver {driver}, {count} GPUs")
+    return Finding("NVML", "ok", f"driver {driver}, {plural(count, 'GPU')}")
 
 
 def _without_driver(reason: str) -> Finding:
@@ -122,7 +123,7 @@ def _threads() -> Finding:
     import torch
 
     used, cores = torch.get_num_threads(), psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    text = f"{used} threads, {cores} physical cores"
+    text = f"{plural(used, 'thread')}, {plural(cores, 'physical core')}"
     if used > cores:
         fix = f"set threads = {cores} in the check, or OMP_NUM_THREADS={cores}"
         return Finding("threads", "warn", f"{text}: slower than one per core", fix)
@@ -147,7 +148,7 @@ def _config(session: Session) -> Finding:
         checks = session.config()[0].checks
     except QuantwatchError as error:
         return Finding("configuration", "broken", str(error), "correct the file")
-    return Finding("configuration", "ok", f"{path}: {len(checks)} checks")
+    return Finding("configuration", "ok", f"{path}: {plural(len(checks), 'check')}")
 
 
 def _database(session: Session) -> Finding:
@@ -163,7 +164,7 @@ def _database(session: Session) -> Finding:
     if state == "current":
         return Finding("database", "ok", f"{shown(url)}: schema is current")
     level: Literal["warn", "broken"] = "warn" if state == "empty" else "broken"
-    return Finding("database", level, f"{shown(url)}: schema is {state}", remedy(state))
+    return Finding("database", level, f"{shown(url)}: schema is {state}", remedy(state, session))
 
 
 def _cache() -> Finding:

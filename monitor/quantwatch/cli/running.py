@@ -12,11 +12,14 @@ from quantwatch.cli.progress import reporting
 from quantwatch.cli.session import Session, cache_dir
 from quantwatch.cli.streams import whisper
 from quantwatch.errors import ResourceError
+from quantwatch.report.repeat import COMPARE
 
 if TYPE_CHECKING:
     from quantwatch.config.schema import CheckConfig
     from quantwatch.domain import RunResult
     from quantwatch.pipeline import Estimate, RunRequest
+
+_FEW_S = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +38,15 @@ def run(
     """Run a check, deliver its result, and exit with its code."""
     from quantwatch.alerts.exit_codes import exit_code
     from quantwatch.baselines.files import import_run, import_sums
-    from quantwatch.pipeline import RunRequest
+    from quantwatch.pipeline import RunRequest, look_up_named
 
     baseline = None if wishes.baseline is None else import_run(wishes.baseline)
     sums = () if wishes.baseline is None else import_sums(wishes.baseline)
     limit = session.cache().reference_bytes
     request = RunRequest(name, check, base_dir, cache_dir(), baseline, sums, limit)
+    if name == COMPARE:
+        # What was typed here is the user's to get right, not a failed run of the monitor.
+        look_up_named(request)
     result = execute(session, request, store=wishes.store, sure=wishes.sure)
     wishes.delivery.deliver(result)
     raise typer.Exit(exit_code(result))
@@ -58,10 +64,12 @@ def execute(session: Session, request: "RunRequest", *, store: bool, sure: bool)
 
 def announce(expected: "Estimate", *, sure: bool) -> None:
     """Print the estimate. Raises ResourceError when memory won't suffice and nobody said --yes."""
+    from quantwatch.report.numbers import plural
+
     need, free = expected.memory_bytes, expected.free_bytes
     memory = "unknown memory" if need is None else f"{_gigabytes(need)} of memory"
-    tokens = "" if expected.num_tokens is None else f", {expected.num_tokens} tokens"
-    time = "" if expected.seconds is None else f", about {_duration(expected.seconds)}"
+    tokens = "" if expected.num_tokens is None else f", {plural(expected.num_tokens, 'token')}"
+    time = "" if expected.seconds is None else f", {_duration(expected.seconds)}"
     said = f"{memory} ({_gigabytes(free)} free){tokens}{time}"
     whisper(f"estimate: {said}")
     if need is not None and need > free and not sure:
@@ -73,4 +81,7 @@ def _gigabytes(count: int) -> str:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+    # Loading takes some seconds, too, which depend on the disk more than on anything known here.
+    if seconds < _FEW_S:
+        return "a few seconds"
+    return f"about {seconds:.0f} s" if seconds < 90 else f"about {seconds / 60:.0f} min"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quantwatch.cli import options as o
-from quantwatch.cli.actor import actor
+from quantwatch.cli.actor import who
 from quantwatch.cli.output import Delivery, show, show_json, table
 from quantwatch.cli.session import Session
 from quantwatch.cli.streams import say
@@ -24,9 +24,13 @@ def list_(
     context: typer.Context, check: OneCheck = None, limit: Count = 50, json: o.AsJson = False
 ) -> None:
     """List runs, newest first."""
+    from quantwatch.store.resolve import require_check
     from quantwatch.store.runs import list_runs
 
     with Session.of(context, json=json).reader() as database:
+        if check is not None:
+            with database.reader() as session:
+                require_check(session, check)
         rows = [_summary(run) for run in list_runs(database, check, limit)]
     if json:
         show_json(rows)
@@ -71,7 +75,7 @@ def cancel(context: typer.Context, run: o.RunId, reason: Reason) -> None:
 
     with Session.of(context).writer() as database:
         run_id = resolve_run_id(database, run)
-        status = request_cancel(database, run_id, actor=actor(), reason=reason)
+        status = request_cancel(database, run_id, actor=who(), reason=reason)
     say(f"{run_id}: {status if status.is_ended else 'stops soon'}\n")
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quantwatch.cli import options as o
-from quantwatch.cli.actor import actor
+from quantwatch.cli.actor import who
 from quantwatch.cli.output import show, show_json, table
 from quantwatch.cli.session import Session
 from quantwatch.cli.streams import say
@@ -57,7 +57,7 @@ def pause(context: typer.Context, check: o.Check, reason: Reason) -> None:
     with session.writer() as database:
         with database.reader() as reading:
             _require_known(session, check, checks.known_checks(reading))
-        done = checks.pause(database, check, actor(), reason)
+        done = checks.pause(database, check, who(), reason)
     say(f"{check}: {'paused' if done else 'was paused already'}\n")
 
 
@@ -70,7 +70,7 @@ def resume(context: typer.Context, check: o.Check) -> None:
     with session.writer() as database:
         with database.reader() as reading:
             _require_known(session, check, checks.known_checks(reading))
-        done = checks.resume(database, check, actor())
+        done = checks.resume(database, check, who())
     say(f"{check}: {'resumed' if done else 'was not paused'}\n")
 
 

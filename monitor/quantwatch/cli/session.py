@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,6 +80,20 @@ class Session:
         config, folder = self.config()
         return database_url(config, os.environ, base_dir=folder)
 
+    @property
+    def program(self) -> str:
+        """The command with the global options that choose a database, to be typed again."""
+        words = ["quantwatch"]
+        if self.config_path is not None:
+            words += ["--config", str(self.config_path)]
+        if self.database is not None:
+            words += ["--database", shown(self.database)]
+        return shlex.join(words)
+
+    def addressed(self, line: str) -> str:
+        """Return a line whose hints speak of the database that this command does."""
+        return line.replace("`quantwatch db ", f"`{self.program} db ")
+
     @contextmanager
     def reader(self) -> "Iterator[Database]":
         """Open the database for reading. Raises StoreError when there is none yet."""
@@ -112,6 +127,13 @@ class Session:
 
         with self.reader() as database:
             return get_result(database, resolve_run_id(database, run))
+
+
+def shown(url: str) -> str:
+    """Return a database URL without its password."""
+    from quantwatch.store import urls
+
+    return urls.shown(urls.parse_url(url))
 
 
 def cache_dir() -> Path:

@@ -71,14 +71,16 @@ def _alert(kind: str, dashboard_url: str | None) -> dict[str, Any]:
 
 def _worst(*, over: bool) -> Member:
     place = {
-        **{"scope": "layers.17.mlp.down_proj", "metric": "lens_kl", "statistic": "mean"},
+        **{"scope": "layers.17", "metric": "lens_kl", "statistic": "mean"},
         **{"value": 0.41, "value_kind": "finite", "threshold": 0.15, "prompt": 3, "position": 17},
     }
-    changed = [{"name": "environment.torch", "part": "library", "value": "b", "baseline": "a"}]
+    changed = [
+        {"name": "environment.libraries.torch", "part": "library", "value": "b", "baseline": "a"}
+    ]
     evidence: dict[str, Any] = {
         **{name: place[name] for name in ("scope", "metric", "statistic", "value", "value_kind")},
         **{"threshold": 0.15, "interval": [0.38, 0.44], "scopes": [place], "more_scopes": 2},
-        "words": 'sample: "lens KL" 0.41 > 0.15\nat layers.17.mlp.down_proj',
+        "words": 'sample: "lens KL" 0.41 > 0.15\nat layers.17',
         "culprit": "sample: layers.17.mlp.down_proj stands out",
         **{"baseline": "01KE3ZRT50SAMPLE000000000B", "drift": "torch a → b", "changed": changed},
         **{"run": RUN, "command": "quantwatch check run nightly", "confirmation": "confirmed"},
@@ -105,7 +107,7 @@ def _not_a_number() -> Member:
     return Member(
         alert_id=8,
         episode_id="01KE6M2T50SAMPLE000000000Q",
-        rule="non-finite",
+        rule="nonfinite",
         severity=Severity.WARNING,
         change="fired",
         since=AT,

@@ -15,17 +15,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from quantwatch.config.recipe_parts import CalibrationConfig, LayerConfig, WeightsConfig
 from quantwatch.config.recipes import RecipeConfig
 from quantwatch.errors import UserError
 from quantwatch.kernel_lab.calibrating import some_of
 from quantwatch.kernel_lab.measure import Figures, Yardstick
+from quantwatch.kernel_lab.targets import budget, check_target
 from quantwatch.kernel_lab.texts import Text
 from quantwatch.models.recipes import kernel_recipe
 from quantwatch_kernels.quantize.allocation import Allocation, Item, Option, allocate
-from quantwatch_kernels.quantize.api import model_size
 from quantwatch_kernels.quantize.groups import Group, Kind, find_groups
 from quantwatch_kernels.quantize.recipe import PerGroup, PerTensor, Recipe, WeightSpec
 from quantwatch_kernels.quantize.sensitivity import Sensitivity, measure_sensitivity
@@ -119,6 +119,12 @@ class Allocated:
         return self.again.kl / self.allocation.cost if self.allocation.cost else math.nan
 
 
+def groups_of(yardstick: Yardstick, wanted: Wanted) -> list[Group]:
+    """Return what gets a format of its own, in the order of the model."""
+    kinds = ITEM_KINDS[wanted.detail]
+    return [g for g in find_groups(yardstick.module, yardstick.scopes) if g.kind in kinds]
+
+
 def sensitivities(
     yardstick: Yardstick, wanted: Wanted, texts: Sequence[Tensor], calibration: Sequence[Tensor]
 ) -> list[Sensitivity]:
@@ -127,8 +133,7 @@ def sensitivities(
     In a mixture of experts every format is run, unless a probe is named: there a format that flips
     the choice of an expert costs a jump, which no ratio of errors foretells.
     """
-    kinds = ITEM_KINDS[wanted.detail]
-    groups = [g for g in find_groups(yardstick.module, yardstick.scopes) if g.kind in kinds]
+    groups = groups_of(yardstick, wanted)
     rows: list[Sensitivity] = []
     for embedding, names in ((True, wanted.embedding), (False, wanted.formats)):
         mine = [group for group in groups if (group.kind == "embedding") == embedding]
@@ -150,6 +155,18 @@ def sensitivities(
     return rows
 
 
+def fewest_bytes(groups: Sequence[Group], wanted: Wanted) -> int:
+    """Return the bytes of all groups, each in the smallest of its formats."""
+    total = 0
+    for group in groups:
+        inside = group.kind == "embedding"
+        names = wanted.embedding if inside else wanted.formats
+        specs = [wanted.spec(name, embedding=inside) for name in names]
+        shapes = [tuple(part.weight.shape) for part in group.parts]
+        total += min(sum(spec.num_bytes(*shape) for shape in shapes) for spec in specs)
+    return total
+
+
 def items_of(rows: Sequence[Sensitivity]) -> list[Item]:
     """Return one item per group, an option per format; costs are mean KL in nats."""
     options: dict[str, list[Option]] = {}
@@ -157,14 +174,6 @@ def items_of(rows: Sequence[Sensitivity]) -> list[Item]:
         option = Option(row.format, row.num_bytes, max(row.difference.kl, 0.0))
         options.setdefault(row.group.name, []).append(option)
     return [Item(name, tuple(found)) for name, found in options.items()]
-
-
-def budget(module: nn.Module, groups: Sequence[Group], target_bpw: float) -> int:
-    """Return the bytes that a target leaves for `groups` beside everything that isn't quantized."""
-    size, num_weights = model_size(module)
-    parts = [part.weight for group in groups for part in group.parts]
-    kept = size - sum(weight.numel() * weight.element_size() for weight in parts)
-    return math.floor(target_bpw * num_weights / 8) - kept
 
 
 def chosen_recipe(
@@ -212,12 +221,14 @@ def make_recipe(
     of them. Raises UserError when the target is too small, naming the smallest possible, and when
     the result would be larger than the target.
     """
+    wished = groups_of(yardstick, wanted)
+    room = budget(yardstick.module, wished, wanted.target_bpw)
+    # Before the sensitivities, which take most of the time.
+    check_target(yardstick.module, fewest_bytes(wished, wanted), room, wanted.target_bpw)
     texts = some_of(calibration, tokens)
     rows = sensitivities(yardstick, wanted, texts, calibration)
     groups = list({row.group.name: row.group for row in rows}.values())
     items = items_of(rows)
-    room = budget(yardstick.module, groups, wanted.target_bpw)
-    check_target(yardstick.module, items, room, wanted.target_bpw)
     allocation = allocate(items, room)
     recipe = chosen_recipe(wanted, groups, allocation, section)
     wanted.tell(f"predicted KL {allocation.cost:.4g}; quantizing and measuring the whole")
@@ -231,15 +242,3 @@ def make_recipe(
     again = there.measure(candidate, report)
     measured = yardstick.measure(candidate, report)
     return Allocated(recipe, tuple(i.name for i in items), allocation, measured, again)
-
-
-def check_target(module: nn.Module, items: Sequence[Item], room: int, target: float) -> None:
-    """Raise UserError when not even the smallest formats fit."""
-    short = sum(item.smallest for item in items) - room
-    if short > 0:
-        _, num_weights = model_size(module)
-        smallest = target + 8 * short / num_weights
-        raise UserError(
-            f"--target-bpw {target:g} can't be reached with these formats: "
-            f"the smallest possible is {math.ceil(1000 * smallest) / 1000:g}"
-        )

@@ -12,6 +12,8 @@ from statistics import median
 
 from quantwatch.domain import HEAD, Culprit, Measurement, NonFinite, Scope, is_layer
 
+OUTLIER = 3.0
+"""Times the median of its peers from which a place stands out, as in `isolated-error-outlier`."""
 Floor = Mapping[tuple[str, str], float]
 
 
@@ -113,11 +115,11 @@ def _compared(scope: Scope, isolated: Mapping[Scope, float]) -> str:
             ", exactly 0 in most other layers" if any(peers) else ", exactly 0 in every other layer"
         )
     ratio = isolated[scope] / middle
-    return (
-        f", {ratio:.3g} × the median of the same place in the other layers"
-        if math.isfinite(ratio)
-        else ""
-    )
+    if not math.isfinite(ratio):
+        return ""
+    # Something is the largest in every quantized model; named it is, as the place to look first.
+    ordinary = "" if ratio >= OUTLIER else ": none stands out"
+    return f", {ratio:.3g} × the median of the same place in the other layers{ordinary}"
 
 
 def _number(value: float) -> str:

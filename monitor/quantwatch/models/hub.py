@@ -11,15 +11,17 @@ _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
 
-def snapshot(repository: str, revision: str | None) -> Path:
+def snapshot(repository: str, revision: str | None, similar: str | None = None) -> Path:
     """Return the folder with all but the weights of a repository; it is named after the commit.
+
+    `similar` is a file or folder of such a name: it is suggested when there is no repository.
 
     Raises:
         ModelError: no such repository or revision, no access, or no network and nothing cached.
     """
     from huggingface_hub import snapshot_download
 
-    with _reached(f"hub model {repository!r}"):
+    with _reached(f"hub model {repository!r}", similar):
         folder = snapshot_download(repository, revision=revision, allow_patterns=list(_SMALL_FILES))
     return Path(folder)
 
@@ -46,7 +48,7 @@ def cached_folder(repository: str, revision: str | None) -> Path | None:
 
 
 @contextmanager
-def _reached(what: str) -> Iterator[None]:
+def _reached(what: str, similar: str | None = None) -> Iterator[None]:
     """Say in words why something of the hub can't be had."""
     from huggingface_hub import errors
 
@@ -64,4 +66,5 @@ def _reached(what: str) -> Iterator[None]:
             yield
         except tuple(kind for kind, _ in reasons) as error:
             reason = next(words for kind, words in reasons if isinstance(error, kind))
-            raise ModelError(f"{what}: {reason}") from error
+            hint = "" if similar is None else f"; no folder either: did you mean {similar!r}?"
+            raise ModelError(f"{what}: {reason}{hint}") from error

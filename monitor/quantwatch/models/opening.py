@@ -73,7 +73,7 @@ def open_source(
         gguf = hub.gguf_file(source.location, source.gguf_file, config.revision)
         return _open_gguf(gguf, config, cache_dir, streamed)
     if source.kind == "hub":
-        loaded = load_hub(source.location, config, streamed)
+        loaded = load_hub(source, config, streamed)
     else:
         loaded = load_folder(source.path, config, streamed)
     return _opened(loaded, source.location, config, cache_dir)

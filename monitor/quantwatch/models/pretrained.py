@@ -16,6 +16,7 @@ from quantwatch.models import hub
 from quantwatch.models.checkpoint import check_folder, read_config
 from quantwatch.models.quantized import check_quantizer, quantization_of
 from quantwatch.models.quiet import explained, shorten
+from quantwatch.models.sources import Source
 from quantwatch.models.streaming.opening import refuse_unstreamable, streamed_model
 from quantwatch.models.streaming.skeleton import Skeleton
 from quantwatch.models.streaming.stream import LayerStream
@@ -42,15 +43,15 @@ def load_folder(folder: Path, config: VariantConfig, streamed: bool = False) -> 
     return _load(str(folder), folder, None, config, streamed)
 
 
-def load_hub(repository: str, config: VariantConfig, streamed: bool = False) -> Pretrained:
+def load_hub(source: Source, config: VariantConfig, streamed: bool = False) -> Pretrained:
     """Load a hub repository at the commit that `revision` means now.
 
     Raises:
         ModelError: it can't be had from the hub, or as for a folder.
     """
-    folder = hub.snapshot(repository, config.revision)
+    folder = hub.snapshot(source.location, config.revision, source.similar)
     read_config(folder)
-    return _load(repository, folder, folder.name, config, streamed)
+    return _load(source.location, folder, folder.name, config, streamed)
 
 
 def _load(

@@ -26,6 +26,8 @@ class Source:
     """Absolute path of the folder or GGUF file, hub repository, or ``pkg.mod:build``."""
     gguf_file: str | None = None
     """GGUF file inside a hub repository."""
+    similar: str | None = None
+    """Name of a file or folder like the hub repository's: what was meant, if the hub has none."""
 
     @property
     def path(self) -> Path:
@@ -54,7 +56,7 @@ def resolve_source(config: VariantConfig, base_dir: Path) -> Source:
         return _local(path.resolve(), config.gguf_file)
     if _is_misspelt(path, config.model):
         raise ModelError(f"model {config.model!r}: {absent(path)}")
-    return Source("hub", config.model, config.gguf_file)
+    return Source("hub", config.model, config.gguf_file, next(iter(_close(path)), None))
 
 
 def absent(path: Path) -> str:

@@ -9,8 +9,10 @@ import torch
 from quantwatch.config.schema import VariantConfig
 from quantwatch.errors import UserError
 from quantwatch.models.estimate import estimate_bytes
+from quantwatch.models.lookup import look_up
 from quantwatch.models.text import load_text_side
 from quantwatch.pipeline.request import RunRequest
+from quantwatch.prompts.files import read_files
 from quantwatch.prompts.loading import load_suite
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -34,6 +36,16 @@ class Estimate:
 class _Size:
     num_bytes: int
     num_weights: int
+
+
+def look_up_named(request: RunRequest) -> None:
+    """Find the texts, models and recipes that a check names. Raises UserError if one isn't there.
+
+    A run whose words are mistyped never began: asked before it is stored, it leaves no failed run.
+    """
+    read_files(request.suite.files, request.base_dir)
+    for config in (request.check.reference, *request.check.candidates):
+        look_up(config, request.base_dir)
 
 
 def estimate(request: RunRequest) -> Estimate:

@@ -8,7 +8,7 @@ from quantwatch.metrics.registry import ROUTER_METRICS
 from quantwatch.report import positions, words
 from quantwatch.report.detection import detection_words
 from quantwatch.report.figures import Figures
-from quantwatch.report.numbers import printable
+from quantwatch.report.numbers import plural, printable
 from quantwatch.report.repeat import repeat_command
 from quantwatch.report.style import CSS
 from quantwatch.report.svg import LogAxis, bars, interval
@@ -55,7 +55,8 @@ def _facts(result: RunResult) -> str:
         (candidate.name, words.model_words(candidate.variant))
         for candidate in result.candidates[:_DETAILED]
     ]
-    tokens = f"{result.suite_name}: {result.num_tokens} tokens in {result.num_prompts} prompts"
+    tokens = f"{plural(result.num_tokens, 'token')} in {plural(result.num_prompts, 'prompt')}"
+    tokens = f"{result.suite_name}: {tokens}"
     cached = words.cache_words(result)
     facts = [
         ("reference", words.model_words(result.reference)),
@@ -124,14 +125,18 @@ def _alerts(result: RunResult, figures: dict[str, Figures]) -> str:
     return f"<h2>Alerts ({len(result.alerts)})</h2>{table}{more}"
 
 
+def _badge(alert: Alert) -> str:
+    return str(alert.severity) if alert.is_decided else str(Verdict.INCONCLUSIVE)
+
+
 def _alert(alert: Alert, figures: Figures | None) -> str:
     number = words.alert_value(alert)
     bounds = words.alert_interval(alert, figures)
     axis = LogAxis.over([number.value or 0.0, alert.threshold, *(bounds or ())])
     cells = [
-        f'<span class="badge {alert.severity}">{alert.severity}</span>',
+        f'<span class="badge {_badge(alert)}">{words.severity_word(alert)}</span>',
         _text(alert.candidate),
-        _text(alert.rule),
+        _text(words.rule_name(alert)),
         _text(words.alert_words(alert, figures)),
         interval(number, bounds, alert.threshold, axis),
     ]

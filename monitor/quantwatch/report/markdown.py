@@ -6,7 +6,7 @@ from quantwatch.domain import CandidateResult, RunResult
 from quantwatch.report import positions, words
 from quantwatch.report.detection import detection_words
 from quantwatch.report.figures import Figures
-from quantwatch.report.numbers import printable
+from quantwatch.report.numbers import plural, printable
 from quantwatch.report.repeat import repeat_command
 
 _CANDIDATES, _LAYERS, _ALERTS = 10, 5, 8
@@ -42,7 +42,7 @@ def escape(text: str) -> str:
 
 
 def _facts(result: RunResult) -> list[str]:
-    tokens = f"{result.num_tokens} tokens in {result.num_prompts} prompts"
+    tokens = f"{plural(result.num_tokens, 'token')} in {plural(result.num_prompts, 'prompt')}"
     cached = words.cache_words(result)
     return [
         f"- reference: {escape(words.model_words(result.reference))}",
@@ -63,13 +63,11 @@ def _candidates(result: RunResult, figures: dict[str, Figures]) -> list[str]:
 
 
 def _row(candidate: CandidateResult, figures: Figures) -> str:
-    metric, most = figures.kl_metric, ("mean", "se", "p99")
-    kl, se, p99 = (figures.number(metric, name=name) for name in most)
     cells = [
         escape(candidate.name),
         str(candidate.verdict or "failed"),
-        f"{figures.at_least}{kl.text()} ± {se.text(2)}",
-        p99.text(),
+        words.mean_words(figures),
+        figures.number(figures.kl_metric, name="p99").text(),
         figures.number("top1_agreement").text(4),
         figures.perplexities[2].text(6),
         escape(words.culprit(candidate)),
@@ -114,7 +112,8 @@ def _by_position(result: RunResult) -> list[str]:
 def _alerts(result: RunResult, figures: dict[str, Figures]) -> list[str]:
     groups = words.worst_of_each_rule(result.alerts)
     lines = [
-        f"- {alert.severity} **{escape(alert.candidate)}**, rule {escape(alert.rule)}: "
+        f"- {words.severity_word(alert)} **{escape(alert.candidate)}**, "
+        f"rule {escape(words.rule_name(alert))}: "
         f"{escape(words.alert_words(alert, figures.get(alert.candidate)) + more)}"
         for alert, more in groups[:_ALERTS]
     ]

@@ -13,6 +13,11 @@ Z95 = 1.96
 """Half width of a 95 % interval in standard errors."""
 
 
+def plural(number: int, word: str, words: str = "") -> str:
+    """Return a number and what it counts: ``1 check``, ``2 checks``."""
+    return f"{number} {word if number == 1 else words or f'{word}s'}"
+
+
 class Number(NamedTuple):
     """A finite value, or None with its kind: nan, posinf, neginf, or missing (not measured)."""
 

@@ -8,7 +8,7 @@ from quantwatch.domain import Alert, CandidateResult, RunResult
 from quantwatch.report import words
 from quantwatch.report.detection import detection_words
 from quantwatch.report.figures import Figures
-from quantwatch.report.numbers import printable
+from quantwatch.report.numbers import plural, printable
 
 COLOURS = {
     "regression": "bold red",
@@ -16,6 +16,7 @@ COLOURS = {
     "failed": "bold red",
     "cancelled": "bold red",
     "inconclusive": "yellow",
+    words.UNDECIDED: "yellow",
     "warn": "yellow",
     "warning": "yellow",
     "improvement": "green",
@@ -43,7 +44,7 @@ def plain(text: str) -> Text:
 
 
 def _title(result: RunResult) -> Text:
-    tokens = f"{result.num_tokens} tokens in {result.num_prompts} prompts"
+    tokens = f"{plural(result.num_tokens, 'token')} in {plural(result.num_prompts, 'prompt')}"
     reference = words.model_words(result.reference)
     cached = words.cache_words(result)
     lines = [
@@ -68,10 +69,9 @@ def _candidates(figures: dict[str, Figures]) -> Table:
 
 def _row(name: str, figures: Figures) -> list[Text]:
     candidate = figures.candidate
-    kl, se, p99 = (figures.number(figures.kl_metric, name=each) for each in ("mean", "se", "p99"))
     cells = [
-        f"{figures.at_least}{kl.text()} ± {se.text(2)}",
-        p99.text(),
+        words.mean_words(figures),
+        figures.number(figures.kl_metric, name="p99").text(),
         figures.number("top1_agreement").text(4),
         figures.perplexities[2].text(6),
         figures.bits,
@@ -87,8 +87,8 @@ def _why(candidate: CandidateResult) -> list[Text]:
 
 
 def _alert(alert: Alert, more: str) -> Text:
-    said = f" {alert.candidate}, rule {alert.rule}: {alert.words}{more}"
-    return coloured(str(alert.severity)) + plain(said)
+    said = f" {alert.candidate}, rule {words.rule_name(alert)}: {alert.words}{more}"
+    return coloured(words.severity_word(alert)) + plain(said)
 
 
 def _headline(result: RunResult) -> Text:

@@ -18,6 +18,7 @@ from quantwatch.domain.drift import headline as drift_words
 from quantwatch.report.figures import Figures, Interval
 from quantwatch.report.numbers import Number
 
+UNDECIDED = "undecided"
 _MEANING = {
     Verdict.REGRESSION: "a critical rule is breached",
     Verdict.INCONCLUSIVE: "the evidence does not suffice to say pass or regression",
@@ -123,6 +124,24 @@ def _audit_words(audit: Json) -> str:
     count, found = f"{audit['num_values']:,}", audit["num_differing"]
     said = f"{found:,} of {count} numbers differ" if found else f"all {count} numbers are equal"
     return f"audit of {audit['part']}: {said}"
+
+
+def mean_words(figures: Figures) -> str:
+    """Return the output KL with its standard error, "≥" if it is a bound; without a number neither."""
+    mean, error = (figures.number(figures.kl_metric, name=name) for name in ("mean", "se"))
+    if mean.value is None:
+        return mean.text()
+    return f"{figures.at_least}{mean.text()} ± {error.text(2)}"
+
+
+def severity_word(alert: Alert) -> str:
+    """Return an alert's severity; of a rule that can't be decided nothing is as bad as that."""
+    return str(alert.severity) if alert.is_decided else UNDECIDED
+
+
+def rule_name(alert: Alert) -> str:
+    """Return an alert's rule, with its severity where that doesn't stand in front."""
+    return alert.rule if alert.is_decided else f"{alert.rule} ({alert.severity})"
 
 
 def alert_value(alert: Alert) -> Number:

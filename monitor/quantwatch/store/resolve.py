@@ -1,5 +1,7 @@
 """What a user calls a run: its id, the beginning of it, `latest`, or a check's name."""
 
+from difflib import get_close_matches
+
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
@@ -29,6 +31,15 @@ def resolve_run_id(db: Database, text: str) -> str:
             names = ", ".join(found[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
             raise UserError(f"Several runs begin with {text!r}: {names}. Give more of the id.")
         raise NotFoundError(f"There is no run or check {text!r}. {_choices(session)}")
+
+
+def require_check(session: Session, name: str) -> None:
+    """Raise NotFoundError, with the checks there are, unless there is one of that name."""
+    if session.scalar(select(CheckRow.id).where(CheckRow.name == name)) is None:
+        known = list(session.scalars(select(CheckRow.name).order_by(CheckRow.name)))
+        close = "".join(f"Did you mean {other}? " for other in get_close_matches(name, known, n=1))
+        said = ", ".join(known[:_SHOWN]) + (", …" if len(known) > _SHOWN else "")
+        raise NotFoundError(f"There is no check {name!r}. {close}Checks: {said or 'none yet'}.")
 
 
 def _newest(session: Session, text: str) -> str | None:

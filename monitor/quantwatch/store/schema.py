@@ -5,7 +5,7 @@ from typing import Literal
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.orm import Session
 
-from quantwatch.errors import StoreError
+from quantwatch.errors import NoDatabaseError, StoreError
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
 """Every migration, oldest first. A test holds this equal to the files in migrations/versions."""
@@ -14,11 +14,11 @@ SchemaState = Literal["current", "behind", "ahead", "empty"]
 
 
 def state_of(connection: Connection, name: str) -> SchemaState:
-    """Return how the schema compares with this program's; raises StoreError on foreign tables."""
+    """Return how the schema compares with this one's; raises NoDatabaseError on foreign tables."""
     tables = inspect(connection).get_table_names()
     if "alembic_version" not in tables:
         if tables:
-            raise StoreError(
+            raise NoDatabaseError(
                 f"Database {name} holds tables of another program ({', '.join(tables[:3])}, …); "
                 "name an empty one."
             )

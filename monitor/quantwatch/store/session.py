@@ -8,7 +8,7 @@ from datetime import timedelta
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from quantwatch.errors import StoreError
+from quantwatch.errors import NoDatabaseError, StoreError
 from quantwatch.observability import meters
 from quantwatch.store.clock import SHIFT
 from quantwatch.store.engines import BEGIN, postgres_engine, sqlite_engine
@@ -86,7 +86,8 @@ class Database:
 def open_database(
     url: str, *, read_only: bool = False, check_schema: bool = True, wait_s: float = WAIT_S
 ) -> Database:
-    """Open a database that exists. Raises StoreError naming the database, the trouble and the fix.
+    """Open a database that exists. Raises StoreError naming the database, the trouble and the fix,
+    NoDatabaseError (the user's to mend) where there is none.
 
     A SQLite file is never created here: `upgrade.upgrade` does that.
     """
@@ -95,8 +96,10 @@ def open_database(
     if parsed.get_backend_name() == "sqlite":
         file = SqliteFile.of(parsed)
         read_only = read_only or file.read_only
+        file.require_place(name)
         if not file.path.exists():
-            raise StoreError(f"Database {name} does not exist yet; run `quantwatch db upgrade`.")
+            hint = "run `quantwatch db upgrade`"
+            raise NoDatabaseError(f"Database {name} does not exist yet; {hint}.")
         engine = sqlite_engine(parsed, mode="ro" if read_only else "rw", wait_s=wait_s)
     else:
         engine = postgres_engine(parsed, wait_s=wait_s)

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from quantwatch.errors import UserError
 from quantwatch.store import audit, clock
-from quantwatch.store.tables import AlertRow, CheckRow, EpisodeRow, SilenceRow
+from quantwatch.store.tables import AlertRow, CheckRow, EpisodeRow, RunCandidateRow, SilenceRow
 
 _FIRING = ("firing", "recovering")
 
@@ -85,6 +85,19 @@ def silences_between(
         query = query.where(SilenceRow.starts_at <= until)
     rows = session.scalars(query.order_by(SilenceRow.starts_at, SilenceRow.id))
     return tuple(_record(row) for row in rows)
+
+
+def known_labels(session: Session) -> dict[str, set[str]]:
+    """Return the checks (applied or run), candidates and rules (of alerts that there ever were)
+    that this database knows: what a silence may be about.
+    """
+    alerts = session.execute(select(AlertRow.candidate, AlertRow.rule)).all()
+    measured = session.scalars(select(RunCandidateRow.name).distinct())
+    return {
+        "check": set(session.scalars(select(CheckRow.name))),
+        "candidate": {*measured, *(row.candidate for row in alerts)},
+        "rule": {row.rule for row in alerts},
+    }
 
 
 def firing_labels(session: Session) -> list[dict[str, str]]:

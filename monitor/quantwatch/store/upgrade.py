@@ -7,17 +7,16 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
-from platformdirs import user_data_path
 from sqlalchemy import Connection, Engine, text
 
 import quantwatch
-from quantwatch.errors import StoreError
+from quantwatch.errors import NoDatabaseError, StoreError
 from quantwatch.store.engines import BEGIN, postgres_engine, sqlite_engine
 from quantwatch.store.failures import clear_errors
 from quantwatch.store.schema import SchemaState, require_current, state_of
 from quantwatch.store.session import open_database
 from quantwatch.store.tables import Base
-from quantwatch.store.urls import SqliteFile, parse_url, shown
+from quantwatch.store.urls import SqliteFile, is_own, parse_url, shown
 
 WAIT_S = 60.0
 """How long another process's upgrade is waited for."""
@@ -134,8 +133,8 @@ def _provide_folder(folder: Path, name: str) -> None:
     """Create quantwatch's own data folder; any other folder is for the user to name rightly."""
     if folder.is_dir():
         return
-    if folder != user_data_path("quantwatch", appauthor=False).absolute():
-        raise StoreError(f"Database {name} can't be created: folder {folder} does not exist.")
+    if not is_own(folder):
+        raise NoDatabaseError(f"Database {name} can't be created: folder {folder} does not exist.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

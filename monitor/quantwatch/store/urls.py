@@ -4,12 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+from platformdirs import user_data_path
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from quantwatch.config.files import local_path
-from quantwatch.errors import StoreError, UserError
+from quantwatch.errors import NoDatabaseError, UserError
 
+_MAGIC = b"SQLite format 3\0"
 _ALLOWED = "sqlite:///file.db or postgresql://user:password@host/database"
 
 
@@ -36,6 +38,11 @@ def shown(url: URL) -> str:
     return name.render_as_string()
 
 
+def is_own(folder: Path) -> bool:
+    """Say whether a folder is quantwatch's own for data, which is made when it is needed."""
+    return folder == user_data_path("quantwatch", appauthor=False).absolute()
+
+
 @dataclass(frozen=True, slots=True)
 class SqliteFile:
     """A SQLite file and whether the URL itself asks for reading only (`mode=ro`)."""
@@ -47,7 +54,7 @@ class SqliteFile:
     def of(cls, url: URL) -> "SqliteFile":
         """Read `sqlite:///path` and `sqlite:///file:path?mode=ro&uri=true`.
 
-        Raises UserError on another form, StoreError on a folder.
+        Raises UserError on another form, NoDatabaseError on a folder.
         """
         text = url.database or ""
         is_uri = text.startswith("file:")
@@ -63,8 +70,23 @@ class SqliteFile:
             raise UserError("A database in memory keeps nothing; name a file: sqlite:///file.db")
         path = local_path(text, Path.cwd())
         if path.is_dir():
-            raise StoreError(f"Database {shown(url)} is a folder; name a file in it.")
+            raise NoDatabaseError(f"Database {shown(url)} is a folder; name a file in it.")
         return cls(path, query.get("mode") == "ro")
+
+    def require_place(self, name: str) -> None:
+        """Raise NoDatabaseError unless the folder exists, and the file is a database or missing."""
+        if not self.path.parent.is_dir() and not is_own(self.path.parent):
+            raise NoDatabaseError(
+                f"Database {name} can't be opened: folder {self.path.parent} does not exist."
+            )
+        try:
+            with self.path.open("rb") as file:
+                begin = file.read(len(_MAGIC))
+        except OSError:
+            # Not there yet, or locked away: SQLite says so.
+            return
+        if begin and begin != _MAGIC:
+            raise NoDatabaseError(f"Database {name} is not a database file; name another path.")
 
     def uri(self, mode: str) -> str:
         """Return the URI that SQLite opens: `ro`, `rw` (never creates) or `rwc`."""

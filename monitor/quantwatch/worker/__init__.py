@@ -6,6 +6,7 @@ what it does.
 
 from quantwatch.worker.execution import Children
 from quantwatch.worker.hooks import telling
-from quantwatch.worker.worker import Pace, Worker
+from quantwatch.worker.patience import Pace
+from quantwatch.worker.worker import Worker
 
 __all__ = ["Children", "Pace", "Worker", "telling"]

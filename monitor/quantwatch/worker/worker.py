@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from quantwatch.errors import LeaseLostError, QuantwatchError, StoreError
@@ -13,36 +12,20 @@ from quantwatch.store.attempts import Failure, WorkerId
 from quantwatch.store.components import Component, note_gone, note_seen
 from quantwatch.store.endings import Tell
 from quantwatch.store.leases import Claim
-from quantwatch.store.reaper import REAP_EVERY_S, reap
+from quantwatch.store.reaper import reap
 from quantwatch.store.survivors import note_alive
 from quantwatch.store.unclaimed import expire
 from quantwatch.telemetry import new_run_id
 from quantwatch.worker import exits
-from quantwatch.worker.accounts import Stopwatch, note_reaped
+from quantwatch.worker.accounts import Stopwatch, has_ended_itself, note_reaped
 from quantwatch.worker.execution import Execution, Start
-from quantwatch.worker.patience import insist
+from quantwatch.worker.patience import Pace, insist
 
 if TYPE_CHECKING:
     from quantwatch.store.session import Database
 
 log = logs.get(__name__)
 Why = Literal["stopped", "cancelled", "overdue", "lost"]
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Seconds between and after things."""
-
-    poll_s: float = 1.0
-    """Between two looks into the queue."""
-    look_s: float = 1.0
-    """Between two looks at the run that is carried out."""
-    reap_s: float = REAP_EVERY_S
-    lease_s: float = leases.LEASE_S
-    shutdown_s: float = 30.0
-    """How long a run may still take once the worker is told to stop."""
-    kill_after_s: float = 10.0
-    """How long a run may take to stop by itself when it was cancelled or is overdue."""
 
 
 class Worker:
@@ -145,8 +128,12 @@ class Worker:
             self._insist(lambda: endings.fail(self._database, claim, failure, self._tell), claim)
             return None
         why = self._watch(claim, execution)
+        if why == "lost" and has_ended_itself(self._database, claim):
+            # Nobody took it away: its process only takes its time to go.
+            why = None
         if why is not None:
             log.info("run is stopped", run=claim.run_id, reason=why)
+        if not execution.ended.is_set():
             execution.kill()
             execution.ended.wait()
         self._insist(lambda: self._close(claim, execution.code(), why), claim)

@@ -9,6 +9,7 @@ from quantwatch.alerts.health import health
 from quantwatch.alerts.silences import (
     Silence,
     checked_matcher,
+    idle_globs,
     in_maintenance,
     is_silenced,
     matches,
@@ -48,13 +49,31 @@ def test_a_silence_begins_and_ends(offset: int, muted: bool) -> None:
 
 @pytest.mark.parametrize(
     ("given", "words"),
-    [({}, "at least one of --check"), ({"check": None}, "at least one"), ({"layer": "*"}, "'layer'")],
-    ids=["nothing", "only blanks", "unknown"],
-)  # fmt: skip
+    [
+        ({}, "at least one of --check"),
+        ({"check": None}, "at least one"),
+        ({"layer": "*"}, "'layer'"),
+        ({"severity": "foo"}, "severity 'foo' matches nothing; allowed: warning, critical"),
+        ({"check": "*", "severity": "Critical"}, "'Critical' matches nothing"),
+    ],
+    ids=["nothing", "only blanks", "unknown", "no severity", "other case"],
+)
 def test_a_matcher_that_says_nothing_is_refused(given: dict[str, str | None], words: str) -> None:
     """Catches a silence that mutes everything by an oversight."""
     with pytest.raises(UserError, match=words):
         checked_matcher(given)
+
+
+def test_globs_of_severities_are_allowed() -> None:
+    """Catches a check of words that refuses what the help promises: a glob."""
+    assert checked_matcher({"severity": "crit*"}) == {"severity": "crit*"}
+
+
+def test_globs_that_match_nothing_known() -> None:
+    """Catches a typo that silences nothing, unsaid."""
+    known = {"check": {"nightly"}, "candidate": {"int8"}}
+    given = {"check": "nix", "candidate": "int*", "severity": "critical"}
+    assert idle_globs(given, known) == {"check": "nix"}
 
 
 NIGHT = MaintenanceConfig(cron="30 2 * * *", zone="Europe/Berlin", length="2h")

@@ -101,6 +101,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakePipeline:
     stand_in = FakePipeline()
     monkeypatch.setattr(pipeline, "estimate", stand_in.estimate)
     monkeypatch.setattr(pipeline, "run_check", stand_in.run_check)
+    monkeypatch.setattr(pipeline, "look_up_named", lambda _: None)
     return stand_in
 
 

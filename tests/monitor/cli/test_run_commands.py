@@ -8,6 +8,7 @@ from typing import Any
 from xml.etree import ElementTree as Xml
 
 import pytest
+from tests.monitor.tiny_models import save_word_model
 
 from quantwatch.cli.compare import candidate_name
 from quantwatch.domain import RunStatus, Verdict
@@ -302,3 +303,38 @@ def test_failed_status_never_looks_like_a_verdict(run: Run, fake: Any) -> None:
     outcome = run("check", "run", "nightly", "--json", "--no-store")
     assert outcome.code == 3
     assert json.loads(outcome.out)["verdict"] is None
+
+
+MISTYPED = {
+    "reference": (("reff", "ref", "--text", "text.txt"), "did you mean 'ref'?"),
+    "candidate": (("ref", "reff", "--text", "text.txt"), "did you mean 'ref'?"),
+    "text": (("ref", "hub-model", "--text", "empty.txt"), "empty.txt is empty"),
+    "recipe": (("ref", "hub-model", "--text", "text.txt", "--recipe", "r.toml"), "r.toml"),
+}
+
+
+@pytest.mark.parametrize(("words", "said"), MISTYPED.values(), ids=MISTYPED.keys())
+def test_a_typo_in_compare_is_no_failed_run(
+    run: Run,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    said: str,
+) -> None:
+    """The word typed here was wrong: the overview must not call the monitor in trouble."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    save_word_model(place / "ref", 8)
+    (place / "empty.txt").touch()
+    outcome = run("compare", *words)
+    assert outcome.code == 2
+    assert said in outcome.err
+    assert not list(place.rglob("*.db"))
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.2, ", a few seconds"), (30.0, ", about 30 s")])
+def test_an_estimate_is_no_more_exact_than_it_can_be(
+    run: Run, fake: Any, seconds: float, said: str
+) -> None:
+    """Catches "about 0 s" for what takes ten: loading is not in it."""
+    fake.expected = Estimate(1_000_000_000, 8_000_000_000, 100, seconds)
+    assert run("check", "run", "nightly").err.splitlines()[0].endswith(said)

@@ -3,10 +3,13 @@
 import json
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from quantwatch.cli.actor import who
 
 Run = Callable[..., Any]
 
@@ -134,7 +137,7 @@ def test_db_upgrade_check_backup(run: Run, place: Path) -> None:
     database = ("--database", f"sqlite:///{place}/new.db")
     outcome = run(*database, "db", "check")
     assert outcome.code == 3
-    assert "run: quantwatch db upgrade" in outcome.err
+    assert f"run: quantwatch --database sqlite:///{place}/new.db db upgrade" in outcome.err
     assert run(*database, "db", "upgrade").code == 0
     assert run(*database, "db", "check").code == 0
     assert run(*database, "db", "backup", "copy.db").code == 0
@@ -146,10 +149,22 @@ def test_db_upgrade_check_backup(run: Run, place: Path) -> None:
 
 @pytest.mark.parametrize(
     ("url", "code"),
-    [("mysql://host/db", 2), ("nonsense", 2), ("sqlite:////nowhere/at/all.db", 3)],
+    [
+        ("mysql://host/db", 2),
+        ("nonsense", 2),
+        ("sqlite:////nowhere/at/all.db", 2),
+        ("sqlite:///junk.db", 2),
+        ("sqlite:///foreign.db", 2),
+        ("sqlite:///broken.db", 3),
+        ("postgresql://127.0.0.1:1/db", 3),
+    ],
 )
-def test_wrong_database(run: Run, fake: Any, url: str, code: int) -> None:
-    """A wrong URL is the user's, a database that can't be opened the monitor's trouble."""
+def test_wrong_database(run: Run, fake: Any, place: Path, url: str, code: int) -> None:
+    """A name for no database is the user's, a database that fails the monitor's trouble."""
+    (place / "junk.db").write_text("not a database, but long enough for a header")
+    with closing(sqlite3.connect(place / "foreign.db")) as other:
+        other.execute("create table customers (id integer)")
+    (place / "broken.db").write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
     outcome = run("--database", url, "check", "run", "nightly")
     assert (outcome.code, fake.requests) == (code, [])
     assert outcome.err.splitlines()[-1].startswith("error: ")
@@ -167,8 +182,39 @@ def test_a_password_is_never_printed(run: Run) -> None:
 def test_reading_without_a_database(run: Run) -> None:
     """Reading creates nothing; the line names the command that does."""
     outcome = run("runs", "list")
-    assert outcome.code == 3
-    assert "quantwatch db upgrade" in outcome.err
+    assert outcome.code == 2
+    assert "run `quantwatch db upgrade`" in outcome.err
+
+
+@pytest.mark.parametrize("words", [("runs", "list"), ("doctor", "--preflight"), ("db", "check")])
+def test_the_hint_is_of_the_database_that_was_named(run: Run, words: tuple[str, ...]) -> None:
+    """Catches advice that, followed, makes another database than the one that was asked for."""
+    outcome = run("--database", "sqlite:///own one.db", *words)
+    said = "quantwatch --database 'sqlite:///own one.db' db upgrade"
+    assert said in " ".join((outcome.out + outcome.err).split())
+
+
+def test_runs_of_a_check_that_is_not(run: Run, stored: list[str]) -> None:
+    """Catches an empty table for a typo: there may be a hundred runs of the right name."""
+    outcome = run("runs", "list", "--check", "nightyl")
+    assert outcome.code == 2
+    assert "There is no check 'nightyl'. Did you mean nightly? Checks: nightly." in outcome.err
+    assert run("runs", "list", "--check", "nightly").code == 0
+
+
+@pytest.mark.parametrize(
+    "words", [("report", "x", "--format", "pdf"), ("endpoints", "preview", "x", "--event", "foo")]
+)
+def test_choices_without_a_library_s_prefix(run: Run, words: tuple[str, ...]) -> None:
+    """Catches words of a library that say nothing to a user."""
+    outcome = run(*words)
+    assert (outcome.code, "Value error" in outcome.err) == (2, False)
+
+
+def test_one_is_not_many(run: Run) -> None:
+    """Catches "1 checks"."""
+    assert run("check", "validate").out.endswith(": 1 check is valid\n")
+    assert ": 1 check, 0 endpoints are valid" in run("config", "validate").out
 
 
 def test_read_only_database_refuses_a_run(
@@ -181,3 +227,25 @@ def test_read_only_database_refuses_a_run(
     outcome = run("--database", url, "check", "run", "nightly")
     assert outcome.code == 3
     assert "read-only" in outcome.err
+
+
+def test_a_suffix_that_promises_another_format_is_told(run: Run, stored: list[str]) -> None:
+    """Catches Markdown in out.html, unsaid."""
+    assert (
+        "out.html gets md" in run("report", "latest", "--output", "out.html", "--format", "md").err
+    )
+    assert "gets" not in run("report", "latest", "--output", "out.md", "--format", "md").err
+    assert "gets" not in run("report", "latest", "--output", "out.txt", "--format", "md").err
+
+
+def test_pinning_a_regression_is_told(run: Run, stored: list[str]) -> None:
+    """Catches a fault that becomes what later runs are compared with, unsaid."""
+    assert "that run is a regression" in run("baseline", "pin", stored[1]).err
+    assert "regression" not in run("baseline", "pin", stored[0]).err
+
+
+def test_every_change_names_who_and_where(run: Run, stored: list[str]) -> None:
+    """Catches two names of one person in the audit log."""
+    run("baseline", "pin", stored[0])
+    pinned = json.loads(run("baseline", "show", "--json").out)["nightly"]
+    assert pinned["by"] == who()

@@ -172,7 +172,7 @@ def test_check_list_and_validate(run: Run) -> None:
     assert "int8" in run("check", "list").out
     assert '"suite": "core-v1:demo"' in run("check", "list", "--json").out
     outcome = run("check", "validate")
-    assert (outcome.code, outcome.out.endswith(": 1 checks are valid\n")) == (0, True)
+    assert (outcome.code, outcome.out.endswith(": 1 check is valid\n")) == (0, True)
 
 
 def test_check_validate_names_file_key_and_value(run: Run, place: Path) -> None:

@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 from tests.monitor.delivery.loopback import Receiver, tell
 
+from quantwatch.baselines.drift import part_of
 from quantwatch.cli import main
+from quantwatch.config.default_rules import DEFAULT_RULES
+from quantwatch.config.scopes import matches
+from quantwatch.delivery.samples import sample
 from quantwatch.store import clock
 from quantwatch.store.runs import begin_run
 from quantwatch.store.session import Database
@@ -86,7 +90,7 @@ def test_headers_a_blank_line_and_the_body(run: Any) -> None:
         *("content-type", "webhook-id", "webhook-timestamp", "webhook-signature")
     }
     document = json.loads(body)
-    assert document["text"].startswith("nightly / int4: critical, firing: layer-kl, non-finite")
+    assert document["text"].startswith("nightly / int4: critical, firing: layer-kl, nonfinite")
     assert document["link"].startswith("https://watch.example/run?run=")
     assert document["value"] == 0.41
 
@@ -178,3 +182,16 @@ def test_a_mistake_in_a_template_is_found_by_validate(
     said = capsys.readouterr().err
     assert ended.value.code == 2
     assert "endpoints.own.body: unknown: 'titel'; did you mean title? known: " in said
+
+
+def test_the_sample_speaks_of_what_there_is() -> None:
+    """Catches a preview that teaches names of rules, settings and places that don't exist."""
+    document = json.loads(sample("firing", "own", None).body)
+    rules = {rule.name: rule for rule in DEFAULT_RULES}
+    for alert in document["data"]["alerts"]:
+        rule = rules[alert["rule"]]
+        if alert.get("metric") is not None:
+            assert alert["metric"] == rule.metric
+            assert matches(rule.scope, alert["scope"])
+    for changed in document["data"]["changed"]:
+        assert part_of(changed["name"]) == changed["part"]

@@ -64,7 +64,7 @@ TABLE = {
     "text-in-a-string": ('"{{ check }}/{{candidate}}"', '"nightly/int4"'),
     "quotes-and-line-ends": (
         '"<{{ alert.words }}>"',
-        '"<sample: \\"lens KL\\" 0.41 > 0.15\\nat layers.17.mlp.down_proj>"',
+        '"<sample: \\"lens KL\\" 0.41 > 0.15\\nat layers.17>"',
     ),
     "missing": ("{{ alert.resolve_reason }}", "null"),
     "missing-in-a-string": ('"[{{ alert.resolve_reason }}]"', '"[]"'),
@@ -76,7 +76,7 @@ TABLE = {
     "nested-ends": ('{"a":{"b":{{ open_alerts }}}}', '{"a":{"b":2}}'),
     "escaped-quote-before": ('{"a\\"": {{ check }}}', '{"a\\"": "nightly"}'),
     "escaped-backslash-before": ('{"a\\\\": {{ check }}}', '{"a\\\\": "nightly"}'),
-    "worst-place": ("{{ worst.scope }}", '"layers.17.mlp.down_proj"'),
+    "worst-place": ("{{ worst.scope }}", '"layers.17"'),
     "no-placeholder": ('{"a": 1}', '{"a": 1}'),
     "state": ('["{{ state }}", {{ reason }}]', '["firing", "first"]'),
 }

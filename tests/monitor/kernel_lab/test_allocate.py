@@ -26,8 +26,9 @@ from quantwatch.config.suites import SuiteConfig
 from quantwatch.errors import PromptError, UserError
 from quantwatch.kernel_lab.allocate import (
     Wanted,
-    budget,
     chosen_recipe,
+    fewest_bytes,
+    groups_of,
     items_of,
     make_recipe,
     sensitivities,
@@ -35,6 +36,7 @@ from quantwatch.kernel_lab.allocate import (
 from quantwatch.kernel_lab.calibrating import choose_calibration, some_of
 from quantwatch.kernel_lab.measure import Yardstick
 from quantwatch.kernel_lab.recipe_files import recipe_toml, write_recipe
+from quantwatch.kernel_lab.targets import budget
 from quantwatch.kernel_lab.texts import Text
 from quantwatch.models.recipes import kernel_recipe
 from quantwatch.prompts.loading import load_suite
@@ -177,6 +179,26 @@ def test_better_than_uniform_and_random(yardstick: Yardstick) -> None:
     assert ours < 0.8 * kl(allocate_uniformly(items, room))
     assert ours < 0.7 * sum(others) / len(others)
     assert sum(ours < other for other in others) >= 11
+
+
+@pytest.mark.parametrize("detail", ["linear", "part"])
+def test_too_few_bits_are_refused_before_anything_is_measured(
+    yardstick: Yardstick, detail: Any
+) -> None:
+    """Catches minutes of sensitivities for a target that no format reaches."""
+    told: list[str] = []
+    wanted = replace(NEAREST, target_bpw=2.0, detail=detail, tell=told.append)
+    with pytest.raises(UserError, match="smallest possible is"):
+        make_recipe(yardstick, wanted, ids(6, 2), SECTION)
+    assert told == []
+
+
+def test_the_fewest_bytes_are_those_that_are_stored(yardstick: Yardstick) -> None:
+    """Catches a size foretold that is not the size measured: zeros, scales and ends of rows."""
+    wanted = replace(NEAREST, probe="uint3-g16")
+    items = items_of(sensitivities(yardstick, wanted, ids(2, 1), ids(2, 1)))
+    groups = groups_of(yardstick, wanted)
+    assert fewest_bytes(groups, wanted) == sum(item.smallest for item in items)
 
 
 @pytest.mark.slow

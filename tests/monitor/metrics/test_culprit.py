@@ -101,3 +101,13 @@ def test_layers_rank_worst_first() -> None:
     assert [scope for scope, _ in rank_layers(rows)] == ["layers.2", "layers.1", "layers.0"]
     broken = [replace(rows[3], n_nan=1), *rows[4:]]
     assert rank_layers(broken)[0] == ("layers.0", math.inf)
+
+
+@pytest.mark.parametrize(("value", "ordinary"), [(0.0099, True), (0.026, True), (0.03, False)])
+def test_the_largest_of_many_alike_is_no_outlier(value: float, ordinary: bool) -> None:
+    """Catches an ordinary quantization whose largest error reads like a fault."""
+    plain = {f"layers__{i}__mlp": 0.01 for i in range(4)} | {f"layers__{i}": 0.01 for i in range(4)}
+    plain |= {"layers__1": 0.05, "layers__1__mlp": value}
+    words = find_culprit(isolated(**plain), floor={}).words
+    assert words.startswith("layers.1.mlp: isolated error")
+    assert ("none stands out" in words) is ordinary

@@ -178,6 +178,18 @@ def test_misspelt_path_names_what_is_close(make_folder: Any, load: Any, tmp_path
     assert "no file or folder" in _refused(load, "nowhere.gguf")
 
 
+def test_misspelt_folder_of_one_word_is_suggested(
+    make_folder: Any, load: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a typo answered with the hub's trouble alone: `reff` beside a folder `ref`."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    make_folder("ref")
+    message = _refused(load, "reff")
+    assert message.startswith("hub model 'reff': not in the cache, and ")
+    assert message.endswith("; no folder either: did you mean 'ref'?")
+    assert "did you mean" not in _refused(load, "quite-another")
+
+
 def test_file_instead_of_a_folder(tmp_path: Path, load: Any) -> None:
     """Catches a text file handed to transformers as a configuration."""
     (tmp_path / "model.txt").write_text("hello")

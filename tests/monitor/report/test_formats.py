@@ -359,3 +359,21 @@ def test_no_repeat_command_for_modules_in_memory(make: Any) -> None:
     run = replace(make.run(make.candidate()), check="compare", config={})
     assert repeat_command(run) is None
     assert "Repeat" not in markdown.render(run)
+
+
+def test_what_cannot_be_decided_is_not_called_critical(make: Any) -> None:
+    """Catches "critical" beside an inconclusive verdict: it reads like a breach."""
+    alert = make.alert("int8", value=None, value_kind="inconclusive", words="can't decide")
+    result = make.run(make.candidate(verdict=Verdict.INCONCLUSIVE), alerts=(alert,))
+    said = "undecided int8, rule isolated-error-outlier (critical): can't decide"
+    assert said in printed(result)
+    assert said in markdown.render(result).replace("**", "").replace("\\", "")
+    assert 'class="badge critical"' not in html.render(result)
+
+
+def test_a_failed_candidate_has_no_error_of_its_mean(make: Any) -> None:
+    """Catches "– ± –"."""
+    failed = make.candidate(verdict=None, failure="no such file", measurements=(), variant=None)
+    result = make.run(failed, status=RunStatus.FAILED, verdict=None)
+    assert "– ±" not in printed(result)
+    assert "– ±" not in markdown.render(result)

@@ -114,6 +114,46 @@ def test_a_success_is_counted_with_its_verdicts(
     assert [each._value.get() for each in series] == [count + 1 for count in before]
 
 
+def test_a_run_that_ended_is_not_stopped(
+    db: Database, queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Catches "run is stopped: lost" of a run that ended well, in a process slow to go."""
+    caplog.set_level("INFO", logger="quantwatch")
+    run_id = queue("slow")
+    counted = meters.RUNS.labels(check="slow", status="failed")._value.get()
+
+    Worker(
+        db, Fake(lambda claim: endings.fail(db, claim, WRONG), over=False), pace=QUICK
+    ).run_once()
+    assert outcomes(db, run_id) == ["failed"]
+    assert meters.RUNS.labels(check="slow", status="failed")._value.get() == counted + 1
+    assert "run is stopped" not in caplog.text
+    assert "run ended" in caplog.text
+
+
+def test_the_log_says_how_a_run_ended(
+    db: Database,
+    queue: Queue,
+    make_result: Make,
+    suite: Suite,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Catches a log in which runs begin and never end."""
+    caplog.set_level("INFO", logger="quantwatch")
+    run_id = queue("told")
+
+    def succeed(claim: Claim) -> None:
+        for event in ("prepare", "measure", "finalize"):
+            leases.advance(db, claim, RunEvent(event))
+        finish_run(db, make_result(run_id=run_id, check="told"), suite, (), lease=claim.token)
+
+    Worker(db, Fake(succeed)).run_once()
+    (ended,) = [each for each in caplog.records if each.getMessage().startswith("run ended")]
+    facts = vars(ended)["quantwatch_facts"]
+    assert (facts["run"], facts["status"]) == (run_id, "succeeded")
+    assert facts["verdict"] == "regression"
+
+
 def test_a_process_that_dies_without_a_word(db: Database, queue: Queue, peek: Peek) -> None:
     """Catches two minutes of waiting for a lease although the worker saw its process die."""
     run_id = queue()

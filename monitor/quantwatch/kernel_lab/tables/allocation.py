@@ -6,13 +6,14 @@ rest of the bytes from the first layer on. Random: one step up for random matric
 any fits. Predicted is the sum of what the matrices cost alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from quantwatch.kernel_lab.allocate import (
     Wanted,
-    budget,
-    check_target,
     chosen_recipe,
+    fewest_bytes,
+    groups_of,
     items_of,
     sensitivities,
 )
@@ -20,6 +21,7 @@ from quantwatch.kernel_lab.calibrating import some_of
 from quantwatch.kernel_lab.measure import Yardstick
 from quantwatch.kernel_lab.references import load_reference, yardstick
 from quantwatch.kernel_lab.tables.model import Cell, Column, Rows, Table, TableRequest
+from quantwatch.kernel_lab.targets import budget, check_target
 from quantwatch.kernel_lab.texts import calibration_text
 from quantwatch.models.recipes import kernel_recipe
 from quantwatch_kernels.quantize.allocation import (
@@ -45,20 +47,29 @@ _COLUMNS = (
 )
 
 
+def _check(measured: Yardstick, wanted: Wanted, targets: Sequence[float]) -> None:
+    """Raise UserError for a target that can't be reached, before anything is measured."""
+    groups = groups_of(measured, wanted)
+    for target in targets:
+        room = budget(measured.module, groups, target)
+        check_target(measured.module, fewest_bytes(groups, wanted), room, target)
+
+
 def build(request: TableRequest) -> Table:
     """Measure sensitivities once, then every way of choosing at every target."""
     loaded = load_reference(request.model, request.cache_dir, off_grid_seed=request.seed)
     measured = yardstick(loaded, request.text, windows=request.windows)
     calibration = calibration_text(loaded.tokenizer, request.text, skip=request.windows or 8)
     wanted = Wanted(TARGETS[0], method="nearest", tell=request.tell)
+    targets = QUICK_TARGETS if request.quick else TARGETS
+    _check(measured, wanted, targets)
     texts = some_of(calibration, _QUICK_TOKENS if request.quick else _TOKENS)
     found = sensitivities(measured, wanted, texts, calibration)
     groups = list({row.group.name: row.group for row in found}.values())
     items = items_of(found)
     rows = Rows(_COLUMNS, request.tell)
-    for target in QUICK_TARGETS if request.quick else TARGETS:
+    for target in targets:
         room = budget(measured.module, groups, target)
-        check_target(measured.module, items, room, target)
         ways = {"sensitivity": allocate(items, room), "uniform": allocate_uniformly(items, room)}
         for seed in QUICK_SEEDS if request.quick else SEEDS:
             ways[f"random, seed {seed}"] = allocate_randomly(items, room, seed)
