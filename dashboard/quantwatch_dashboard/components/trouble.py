@@ -7,7 +7,7 @@ from typing import ParamSpec
 
 import streamlit as st
 
-from quantwatch.errors import ConfigError, NotFoundError, QuantwatchError, UserError
+from quantwatch.errors import ConfigError, NotFoundError, QuantwatchError, StoreError, UserError
 from quantwatch_dashboard import access
 from quantwatch_dashboard.components.markup import Html, tag
 from quantwatch_dashboard.queries import connection
@@ -45,9 +45,11 @@ def guarded(view: Callable[P, None]) -> Callable[P, None]:
             st.html(state("That is not in this database", str(error), _where()))
         except AccessError as error:
             st.html(state("That needs another role", str(error)))
-        except UserError as error:
-            st.html(state("That can't be shown", str(error), _where()))
         except QuantwatchError as error:
+            # A database that isn't there is a user's error in a shell; here it is one like others.
+            if isinstance(error, UserError) and not isinstance(error, StoreError):
+                st.html(state("That can't be shown", str(error), _where()))
+                return
             _log.error("the dashboard can't read its database: %s", error)
             st.html(_unreadable(error))
 
