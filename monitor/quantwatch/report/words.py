@@ -127,7 +127,7 @@ def _audit_words(audit: Json) -> str:
 
 
 def mean_words(figures: Figures) -> str:
-    """Return the output KL with its standard error, "≥" if it is a bound; without a number neither."""
+    """Return the output KL with its standard error, "≥" if it is a bound; or that it is none."""
     mean, error = (figures.number(figures.kl_metric, name=name) for name in ("mean", "se"))
     if mean.value is None:
         return mean.text()
