@@ -6,7 +6,6 @@ computations see the same float32 numbers and differ only in arithmetic.
 
 import math
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +54,6 @@ class Recorder:
         self.calls.append((kept, found))
         self.options.append(kwargs)
         return found
-
-
-def of_one(lens: Recorder, theirs: Any, others: list[Any], readout: Any, *, chunk: int) -> Any:
-    """Hand a run's only candidate on to the kernel that compares a pair."""
-    (ours,) = others
-    return [lens(theirs, ours, readout, chunk=chunk)]
 
 
 def exact(z_ref: torch.Tensor, z_cand: torch.Tensor, target: int) -> dict[str, float]:
@@ -139,7 +132,7 @@ def captured(request: pytest.FixtureRequest, prompts: Path) -> Captured:
     with pytest.MonkeyPatch.context() as patch:
         output, lens = Recorder(output_statistics), Recorder(lens_statistics)
         patch.setattr(outputs_module, "output_statistics", output)
-        patch.setattr(lens_module, "lens_statistics_of_many", partial(of_one, lens))
+        patch.setattr(lens_module, "lens_statistics", lens)
         with measure_check(wanted, Quiet()) as measured:
             run = judge(wanted, measured, "run", datetime.now(UTC), None)
     chunks = [

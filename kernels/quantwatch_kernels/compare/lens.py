@@ -4,7 +4,7 @@ Through each model's own head a fault that is only in the head would blame layer
 n rows, H hidden width, V ids.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -15,7 +15,6 @@ from quantwatch_kernels.compare.exact import compare_exactly
 from quantwatch_kernels.compare.lens_native import (
     PAIRS,
     fused_sums,
-    fused_sums_of_many,
     why_not_native,
 )
 from quantwatch_kernels.compare.readout import Readout, why_not_a_product, why_not_pieces
@@ -63,23 +62,6 @@ def lens_statistics(
         return LENS.run(LENS.preferred(usual), h_ref, h_cand, readout, chunk)
 
 
-def lens_statistics_of_many(
-    h_ref: Tensor, others: Sequence[Tensor], readout: Readout, *, chunk: int = 64
-) -> list[LensStatistics]:
-    """Do `lens_statistics` for several models; natively the reference is read off once.
-
-    That is 3/8 less work for four. A row's numbers are those of `lens_statistics` as far as the
-    library of products rounds a row alike whatever goes with it; here that is bit for bit.
-    """
-    native = h_ref.device.type == "cpu" and LENS.preferred("native") == "native"
-    if len(others) < 2 or not native or _why_not_native(h_ref, others[0], readout, chunk):
-        return [lens_statistics(h_ref, h, readout, chunk=chunk) for h in others]
-    for h in others:
-        check_pair("hidden states", h_ref, h)
-    with torch.no_grad():
-        return _native_of_many(h_ref, others, readout, chunk)
-
-
 def lens_kl(h_ref: Tensor, h_cand: Tensor, readout: Readout) -> Tensor:
     """Return the per-layer KL of hidden states [n, H] through `readout`, nats, float64 [n]."""
     return lens_statistics(h_ref, h_cand, readout).kl
@@ -104,26 +86,6 @@ def _in_pieces(
         pair = readout.normed(h_ref[part]), readout.normed(h_cand[part])
         out[:, part] = torch.stack(sums(pair, weight))
     return _redone(out, rows, (h_ref, h_cand), readout, chunk)
-
-
-def _native_of_many(
-    h_ref: Tensor, others: Sequence[Tensor], readout: Readout, chunk: int
-) -> list[LensStatistics]:
-    outs = [torch.zeros(3, len(h_ref), dtype=torch.float64) for _ in others]
-    differ = [torch.zeros(len(h_ref), dtype=torch.bool) for _ in others]
-    for mask, h in zip(differ, others, strict=True):
-        mask[_differing(h_ref, h)] = True
-    weight = cast(nn.Linear, readout.head).weight[: readout.width]
-    # As many rows per product as a pair has: the same speed.
-    for part in torch.split(torch.stack(differ).any(0).nonzero().flatten(), 2 * PAIRS):
-        normed = [readout.normed(h[part]) for h in others]
-        found = fused_sums_of_many(readout.normed(h_ref[part]), normed, weight, readout.finish)
-        for out, mask, sums in zip(outs, differ, found, strict=True):
-            out[:, part] = torch.where(mask[part], torch.stack(sums), 0.0)
-    return [
-        _redone(out, mask.nonzero().flatten(), (h_ref, h), readout, chunk)
-        for out, mask, h in zip(outs, differ, others, strict=True)
-    ]
 
 
 def _redone(

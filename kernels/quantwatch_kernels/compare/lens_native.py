@@ -7,7 +7,7 @@ width, V ids.
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from quantwatch_kernels.compare.workspace import workspace
 from quantwatch_kernels.native import library, why_not_built
 
-__all__ = ["COLUMNS", "PAIRS", "fused_sums", "fused_sums_of_many", "why_not_native"]
+__all__ = ["COLUMNS", "PAIRS", "fused_sums", "why_not_native"]
 
 _SOURCE = Path(__file__).with_name("lens.cpp")
 _FLAGS = ("-ffp-contract=fast", "-fno-trapping-math", "-pthread")
@@ -59,43 +59,20 @@ def fused_sums(
     over the reference's five and three largest logits; float64 [n].
     """
     rows, both = len(pair[0]), torch.cat(pair)
-    state = _fresh(rows)
+    state = np.zeros(rows, _State)
+    state["maximum"] = state["top"] = -np.inf
+    take, threads = _take(), max(1, min(torch.get_num_threads(), rows))
     for part in torch.split(weight, COLUMNS):
-        z = finish(_products(both, part, "lens products"))
-        _add(state, z, z[rows:])
+        z = finish(_products(both, part))
+        take(
+            *(z.data_ptr(), z[rows:].data_ptr(), rows, z.shape[1], z.stride(0)),
+            *(state.ctypes.data, threads),
+        )
     return _finish(state, len(weight))
 
 
-def fused_sums_of_many(
-    reference: Tensor,
-    others: Sequence[Tensor],
-    weight: Tensor,
-    finish: Callable[[Tensor], Tensor],
-) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Do `fused_sums` for several models, whose reference's products are made once."""
-    states = [_fresh(len(reference)) for _ in others]
-    for part in torch.split(weight, COLUMNS):
-        z = finish(_products(reference, part, "lens products"))
-        for rows, state in zip(others, states, strict=True):
-            _add(state, z, finish(_products(rows, part, "lens products of another")))
-    return [_finish(state, len(weight)) for state in states]
-
-
-def _fresh(rows: int) -> NDArray[Any]:
-    state = np.zeros(rows, _State)
-    state["maximum"] = state["top"] = -np.inf
-    return state
-
-
-def _add(state: NDArray[Any], z: Tensor, other: Tensor) -> None:
-    """Take a piece of the logits of both models [≥ n, columns] into the sums."""
-    rows, threads = len(state), max(1, min(torch.get_num_threads(), len(state)))
-    pointers = z.data_ptr(), other.data_ptr()
-    _take()(*pointers, rows, z.shape[1], z.stride(0), state.ctypes.data, threads)
-
-
-def _products(rows: Tensor, part: Tensor, name: str) -> Tensor:
-    out = workspace.take(name, len(rows), len(part), rows.device)
+def _products(rows: Tensor, part: Tensor) -> Tensor:
+    out = workspace.take("lens products", len(rows), len(part), rows.device)
     if part.dtype == torch.float32:
         return torch.mm(rows, part.t(), out=out)
     return out.copy_(torch.mm(rows, part.t()))

@@ -45,7 +45,9 @@ def differing(run: RunResult, baseline: RunResult) -> Iterator[Mismatch]:
         yield _mismatch("num_prompts", *counts, "another number of prompts is measured")
     yield from _references(run.reference, baseline.reference)
     if run.capture_sha != baseline.capture_sha:
-        meaning = "other positions, prompts, batches or top_k are measured"
+        meaning = (
+            "lens, lens_positions, isolated_fraction, batch_tokens, prefill_chunk or top_k differ"
+        )
         yield _mismatch("capture_sha", run.capture_sha, baseline.capture_sha, meaning)
     if run.metrics_version != baseline.metrics_version:
         versions = str(run.metrics_version), str(baseline.metrics_version)

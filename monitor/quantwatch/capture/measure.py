@@ -3,14 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-import torch
-
 from quantwatch.capture.basis import other_inputs
 from quantwatch.capture.births import candidate_births, reference_births
 from quantwatch.capture.compare import Reading, read_candidate
 from quantwatch.capture.estimates import estimate_layers
 from quantwatch.capture.joining import Joined
-from quantwatch.capture.layers import read_layers, read_layers_of_many, worst_positions
+from quantwatch.capture.layers import read_layers, worst_positions
 from quantwatch.capture.layout import Layout, Positions
 from quantwatch.capture.observations import Measured, observations
 from quantwatch.capture.outputs import Head, Outputs, compare_outputs, isolate_head
@@ -22,7 +20,6 @@ from quantwatch.capture.routing import both
 from quantwatch.capture.sketches import sketch_layers
 from quantwatch.capture.trace import Trace, TraceSource
 from quantwatch.domain import HEAD, NonFinite, Progress, Sink
-from quantwatch_kernels.compare.lens import Readout
 from quantwatch_kernels.registry import watched
 
 
@@ -90,9 +87,9 @@ class Measurer:
             Measured(name, self.probes[name].model.dtype, reading, outputs[name])
             for name, reading in readings.items()
         ]
-        with self.report.timed("lens"):
-            self._read_layers(found, trace, layout, theirs)
         for measured in found:
+            with self.report.timed("lens"):
+                self._read_layers(measured, trace, layout, theirs)
             self._look_closer(measured, trace, layout, (theirs, heads[measured.name]))
             self._hand_on(measured, trace, layout)
 
@@ -120,44 +117,20 @@ class Measurer:
                 report.unrouted.setdefault(scope, {}).setdefault(name, reason)
 
     def _read_layers(
-        self, found: list[Measured], trace: Trace, layout: Layout, reference: Head
+        self, measured: Measured, trace: Trace, layout: Layout, reference: Head
     ) -> None:
-        """Read the layers off, those of models that share ids and layers together."""
-        groups: dict[object, list[Measured]] = {}
-        for measured in found:
-            double = measured.dtype == torch.float64
-            alike = measured.outputs.width, tuple(measured.reading.layers), double
-            groups.setdefault(alike, []).append(measured)
-        for group in groups.values():
-            readout = replace(reference.readout, width=group[0].outputs.width)
-            self._read_group(group, trace, layout, readout if self._plan.lens_positions else None)
-        if (chunk := layout.batch.chunk) is not None:  # a later chunk may have worse ones
-            for measured in found:
-                for reading in measured.extras:
-                    self._joined[measured.name].keep(chunk, reading)
-                measured.extras = ()
-
-    def _read_group(
-        self, group: list[Measured], trace: Trace, layout: Layout, readout: Readout | None
-    ) -> None:
-        sampled = list(enumerate(layout.positions))
-        layers = [
-            {s: (trace.taps[s], hidden) for s, hidden in measured.reading.layers.items()}
-            for measured in group
-        ]
-        worst = [
-            [(n, self._worst(measured, layout, n)) for n, _ in sampled if readout]
-            for measured in group
-        ]
-        if len(group) == 1:  # all rows at once: the head's weights are read fewer times
-            readings = read_layers(readout, layers[0], layout, [*sampled, *worst[0]])
-            group[0].samples, group[0].extras = readings[: len(sampled)], readings[len(sampled) :]
+        layers = {s: (trace.taps[s], hidden) for s, hidden in measured.reading.layers.items()}
+        sampled, chunk = list(enumerate(layout.positions)), layout.batch.chunk
+        if not self._plan.lens_positions:
+            measured.samples = read_layers(None, layers, layout, sampled)
             return
-        samples = read_layers_of_many(readout, layers, layout, sampled)
-        for measured, own, sample, places in zip(group, layers, samples, worst, strict=True):
-            measured.samples = sample
-            if any(len(at) for _, at in places):
-                measured.extras = read_layers(readout, own, layout, places)
+        worst = [self._worst(measured, layout, n) for n, _ in sampled]
+        readout = replace(reference.readout, width=measured.outputs.width)
+        readings = read_layers(readout, layers, layout, [*sampled, *enumerate(worst)])
+        measured.samples, measured.extras = readings[: len(worst)], readings[len(worst) :]
+        if chunk is not None:  # a later chunk may have worse ones
+            self._joined[measured.name].keep(chunk, *measured.extras)
+            measured.extras = ()
 
     def _estimate(self, measured: Measured, trace: Trace, layout: Layout, reference: Head) -> None:
         """Estimate every layer at every scored position, from the trace's sketch."""

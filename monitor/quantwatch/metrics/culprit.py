@@ -90,6 +90,8 @@ def _words(
 ) -> str:
     if scope is None:
         where = f" The first tap that differs is {first}." if first else ""
+        if not isolated:
+            return f"No isolated error was measured, so no module is named.{where}"
         return f"No module's isolated error is beyond its noise floor.{where}"
     sentence = f"{scope}: isolated error {_number(isolated[scope])}{_compared(scope, isolated)}."
     if scope == HEAD and first in (None, HEAD):

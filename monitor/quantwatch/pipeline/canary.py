@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from quantwatch.alerts.sighting import Sighting, sighting
+from quantwatch.alerts.sighting import ISOLATED, Sighting, sighting
 from quantwatch.capture.sampling import isolated_prompts
 from quantwatch.config.canary import CanaryConfig
 from quantwatch.domain import Canary, Progress, Scope, Suite
@@ -89,10 +89,12 @@ class _Flight:
 
     def measured(self, canary: Canary) -> Canary:
         """Return the canary with what was seen of it. Raises ModelError where nothing can be."""
+        if not self.night.measured.models.candidates:
+            raise ModelError("no candidate is loaded here, and nothing can be planted in a server")
         if (reason := self._why_not()) is not None:
             raise ModelError(reason)
         carrier = self._carrier()
-        found, slot = places(carrier.anatomy, self.config), (self.due.turn, self.due.slot)
+        found, slot = self._places(carrier), (self.due.turn, self.due.slot)
         self.plant = plant = plant_of(self.config, found, self.night.request.name, slot)
         suite = self._suite()
         rows = _rows(self.night.measured.suite, suite)
@@ -101,6 +103,8 @@ class _Flight:
             self._measure(carrier, suite) as copied,
         ):
             seen = seen_with_fault(self.night, copied, rows)
+        if seen.result.find(ISOLATED, plant.place) is None:
+            raise ModelError(f"no isolated error is measured at {plant.place}: it can't be located")
         control = control_of(self.night, rows) if self.night.has_baseline else None
         seen_of_it = sighting(plant.place, seen, control, counting(self.night, rows))
         return _with(replace(canary, place=plant.place, channel=channel), seen_of_it)
@@ -124,6 +128,20 @@ class _Flight:
                 f"{self.due.left_s:.0f} s are left before the run's deadline; it took {spent:.0f} s"
             )
         return None
+
+    def _places(self, carrier: LoadedModel) -> list[Scope]:
+        """Return the places that have an isolated error tonight: nothing else could be located.
+
+        Raises ModelError when there is none.
+        """
+        found = places(carrier.anatomy, self.config)
+        if self.config.of == "reference":
+            return found
+        rows = next(c for c in self.night.result.candidates if c.name == self.night.name)
+        measured = [scope for scope in found if rows.find(ISOLATED, scope) is not None]
+        if not measured:
+            raise ModelError(f"no isolated error is measured at any of {len(found)} places")
+        return measured
 
     def _carrier(self) -> LoadedModel:
         """Return the model that is planted in: never modules that the reference runs, too."""

@@ -36,8 +36,8 @@ class Night:
 
     @property
     def name(self) -> str:
-        """The first candidate that could be loaded: its rules judge."""
-        return next(iter(self.measured.models.candidates))
+        """The first candidate that could be loaded, or else the first: its rules judge."""
+        return next(iter(self.measured.models.candidates), self.request.check.candidates[0].name)
 
     @property
     def num_prompts(self) -> int:

@@ -23,6 +23,7 @@ from quantwatch.domain import (
     Comparison,
     Detectable,
     Scope,
+    is_layer,
 )
 
 _NOTHING = "nothing was measured where the rule looks"
@@ -106,6 +107,11 @@ class _Judge:
             before = {each.scope: each.value for each in readings(self.baseline, rule)}
             return lambda reading: self._against_baseline(rule, reading, before.get(reading.scope))
         layers = list(readings(self.candidate, rule.model_copy(update={"scope": "layers.*"})))
+
+        if rule.kind == "median_ratio" and not any(
+            is_layer(each.scope) and each.value is not None for each in layers
+        ):
+            return lambda _: None
 
         def fixed(reading: Reading) -> _At:
             limit = (

@@ -102,6 +102,15 @@ def test_a_ratio_rule_is_left_at_a_smaller_ratio(
     assert (found.outcome, found.scope) == (outcome, "layers.5")
 
 
+def test_without_a_measured_layer_there_is_no_median(measurement: Row) -> None:
+    """Catches a limit of 0, the median of nothing, which any rounding breaches."""
+    rule = {"metric": "isolated_error", "kind": "median_ratio", "factor": 3, "scope": "*"}
+    rows = [measurement("isolated_error", scope, 1e-7) for scope in ("embedding", "head")]
+    assert judge(rule, *rows).outcome != "breach"
+    layers = [measurement("isolated_error", f"layers.{n}", 1e-9) for n in range(3)]
+    assert judge(rule, *rows, *layers).outcome == "breach"
+
+
 def test_nan_is_a_breach_and_names_its_kind(measurement: Row) -> None:
     """Catches a broken model that recovers: NaN is above no limit (B16)."""
     row = measurement("logit_kl", "model", 0.0, n_nan=3)

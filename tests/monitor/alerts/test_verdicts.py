@@ -10,6 +10,7 @@ from quantwatch.alerts.defaults import DEFAULT_RULES
 from quantwatch.alerts.exit_codes import exit_code
 from quantwatch.alerts.rules import evaluate
 from quantwatch.alerts.verdicts import has_improved, run_verdict, verdict_of
+from quantwatch.config.default_rules import applies
 from quantwatch.domain import (
     Alert,
     CandidateResult,
@@ -21,6 +22,7 @@ from quantwatch.domain import (
 )
 
 Build = Callable[..., CandidateResult]
+LOCAL_RULES = tuple(rule for rule in DEFAULT_RULES if applies(rule, None))
 CRITICAL = Alert(
     "r", "c", "logit_kl", "mean", Scope("model"), 1.0, "finite", 0.1, Severity.CRITICAL, ""
 )
@@ -75,8 +77,8 @@ def test_a_pinned_baseline_finds_what_changed_and_nothing_else(
     """Catches rounding of another instruction set as a false alarm, and a doubled KL unseen."""
     floors = {("logit_kl", "model"): 5e-12}
     then, this = (candidate(output={"logit_kl": kl}) for kl in (before, now))
-    alerts = evaluate(this, DEFAULT_RULES, noise_floor=floors, baseline=then)
-    improved = has_improved(this, then, DEFAULT_RULES, noise_floor=floors)
+    alerts = evaluate(this, LOCAL_RULES, noise_floor=floors, baseline=then)
+    improved = has_improved(this, then, LOCAL_RULES, noise_floor=floors)
     assert verdict_of(alerts, improved=improved) == verdict
 
 
@@ -85,8 +87,8 @@ def test_better_output_with_a_worse_layer_is_no_improvement(candidate: Build) ->
     then = candidate(output={"logit_kl": 0.004}, isolated=0.01)
     worse_layer = {f"layers.{n}": 0.01 for n in range(30)} | {"layers.7": 0.02}
     now = candidate(output={"logit_kl": 0.002}, isolated=worse_layer)
-    alerts = evaluate(now, DEFAULT_RULES, noise_floor={}, baseline=then)
-    improved = has_improved(now, then, DEFAULT_RULES, noise_floor={})
+    alerts = evaluate(now, LOCAL_RULES, noise_floor={}, baseline=then)
+    improved = has_improved(now, then, LOCAL_RULES, noise_floor={})
     assert (improved, verdict_of(alerts, improved=improved)) == (True, "warn")
     assert [(alert.rule, alert.scope) for alert in alerts] == [
         ("baseline-isolated-error", "layers.7")
@@ -95,7 +97,7 @@ def test_better_output_with_a_worse_layer_is_no_improvement(candidate: Build) ->
 
 def test_nothing_improves_without_a_baseline(candidate: Build) -> None:
     """Catches a crash or an improvement on the first run."""
-    assert not has_improved(candidate(), None, DEFAULT_RULES, noise_floor={})
+    assert not has_improved(candidate(), None, LOCAL_RULES, noise_floor={})
 
 
 def test_turning_nan_is_no_improvement(candidate: Build) -> None:
@@ -104,8 +106,8 @@ def test_turning_nan_is_no_improvement(candidate: Build) -> None:
     kl = now.find("logit_kl")
     assert kl is not None
     broken = replace(now, measurements=(replace(kl, n_nan=1), *now.measurements[1:]))
-    assert has_improved(now, then, DEFAULT_RULES, noise_floor={})
-    assert not has_improved(broken, then, DEFAULT_RULES, noise_floor={})
+    assert has_improved(now, then, LOCAL_RULES, noise_floor={})
+    assert not has_improved(broken, then, LOCAL_RULES, noise_floor={})
 
 
 def result(status: RunStatus, *candidates: tuple[str | None, str | None]) -> RunResult:

@@ -60,6 +60,13 @@ def test_nothing_beyond_the_floor_is_nobody() -> None:
     assert "noise floor" in found.words
 
 
+def test_nothing_measured_is_not_nothing_wrong() -> None:
+    """Catches "beyond no noise floor" where no isolated error was taken."""
+    found = find_culprit([measured("rel_error", "layers.0", 0.1)], floor={})
+    assert found.scope is None
+    assert found.words.startswith("No isolated error was measured")
+
+
 def test_bit_equal_models_are_said_to_be() -> None:
     """Catches a culprit on identical models."""
     assert find_culprit((), floor={}, bit_equal=True).words.startswith("Bit-equal")

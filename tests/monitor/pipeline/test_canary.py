@@ -8,10 +8,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import select, text, update
@@ -24,8 +24,11 @@ from quantwatch.domain import Canary, RunResult, RunStatus
 from quantwatch.errors import RunStoppedError
 from quantwatch.models.loading import from_module
 from quantwatch.pipeline import canary as canaries_of_runs
-from quantwatch.pipeline.canary import _Flight
+from quantwatch.pipeline.canary import _Flight, carry_canary
+from quantwatch.pipeline.canary_judge import Night
+from quantwatch.pipeline.holding import Silent
 from quantwatch.pipeline.measure import Models
+from quantwatch.pipeline.request import RunRequest
 from quantwatch.store import baselines, canaries, clock, leases, queue, runs
 from quantwatch.store.attempts import WorkerId
 from quantwatch.store.canaries import Due
@@ -266,12 +269,17 @@ def test_without_a_fault_it_is_the_night_itself(
     assert found.found is False
 
 
+LATE = {
+    "prefill_chunk": 4,
+    "suite": {"files": ["prompts.json"], "score_start": 5},
+}
 WHY_NOT = [
     # name, settings, canary, said
     ("streamed", {"memory": "streamed"}, {}, "streamed"),
     ("nothing isolated", {"isolated_fraction": 0.0}, {}, "isolated_fraction = 0"),
     ("no such place", {}, {"scope": "layers.7"}, "no linear layer of this model"),
     ("rounded away", {}, {"size": 1e-9}, "rounds it away"),
+    ("the first chunk isn't scored", LATE, {}, "no isolated error is measured"),
 ]
 
 
@@ -288,6 +296,30 @@ def test_not_measurable(
     assert (found.state, found.found, found.located) == ("not measurable", None, None)
     assert said in found.reason
     assert nights.alert() in (None, "inactive")
+
+
+def test_only_places_with_an_isolated_error_are_planted_in(nights: Nights) -> None:
+    """Catches a fault where nothing is measured, which is then called missed."""
+    rotated = {"weights": "int8", "granularity": "channel", "rotation": {}}
+    places = set()
+    for _ in range(3):
+        _, found = nights.night(candidates=[{"name": "c", "model": "tiny", "recipe": rotated}])
+        assert found is not None
+        assert "not measured" not in (found.reason or "")
+        places.add(str(found.place).rsplit(".", 1)[-1])
+    assert places <= {"o_proj", "down_proj"}
+
+
+def test_without_a_local_candidate_there_is_nothing_to_plant_in(nights: Nights) -> None:
+    """Catches a night that fails for its canary, measured and judged as it was."""
+    measured = SimpleNamespace(models=SimpleNamespace(candidates={}), timings_s={})
+    request = RunRequest("nightly", nights.check(), nights.folder, nights.folder)
+    result = SimpleNamespace(finished_at=datetime.now(UTC), candidates=())
+    night = Night(request, cast(Any, measured), cast(Any, result), None)
+    assert request.check.canary is not None
+    found = carry_canary(night, request.check.canary, Due(0, "s", None), Silent())
+    assert (found.candidate, found.state) == ("c", "not measurable")
+    assert "no candidate is loaded here" in str(found.reason)
 
 
 def test_masked_by_what_is_there_already(nights: Nights) -> None:

@@ -42,7 +42,7 @@ url_env = "OPS_URL"
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A configuration with a scheduled check, one on request, and an endpoint."""
-    monkeypatch.setenv("OPS_URL", "https://hooks.example/services/T0/canary-4711")
+    monkeypatch.setenv("OPS_URL", "https://hooks.example/services/T0/parakeet-4711")
     path = tmp_path / "conf" / "quantwatch.toml"
     path.parent.mkdir()
     path.write_text(CONFIG)
@@ -109,11 +109,11 @@ def test_every_setting_of_an_endpoint_is_planned(
     """Catches an edited rate that no plan lists, and one that is listed for ever."""
     monkeypatch.setenv("SECRET", f"whsec_{'QUJD' * 8}")
     monkeypatch.setenv("OTHER", f"whsec_{'REVG' * 8}")
-    monkeypatch.setenv("OTHER_URL", "https://hooks.example/services/T0/canary-4711")
-    (file.parent / "url.txt").write_text("https://hooks.example/services/T0/canary-4711")
+    monkeypatch.setenv("OTHER_URL", "https://hooks.example/services/T0/parakeet-4711")
+    (file.parent / "url.txt").write_text("https://hooks.example/services/T0/parakeet-4711")
     (file.parent / "secret.txt").write_text(f"whsec_{'QUJD' * 8}")
-    monkeypatch.setenv("KEY", "canary-header")
-    (file.parent / "key.txt").write_text("canary-header")
+    monkeypatch.setenv("KEY", "parakeet-header")
+    (file.parent / "key.txt").write_text("parakeet-header")
     (file.parent / "body.json").write_text("{}")
     lines = {"url": 'url_env = "OPS_URL"', "secret": 'secret_env = "SECRET"'}
     if field in TEMPLATE_SETTINGS:
@@ -127,7 +127,7 @@ def test_every_setting_of_an_endpoint_is_planned(
     (change,) = told(db, file)
     assert change.startswith("changed endpoint ops ")
     assert words in change
-    assert "canary" not in change
+    assert "parakeet" not in change
     assert "whsec" not in change
     apply(db, load(file), "test")
     assert told(db, file) == []
@@ -137,7 +137,7 @@ def test_an_edited_template_file_is_planned(
     db: Database, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches other words for a receiver, or a rotated header, that no plan lists."""
-    monkeypatch.setenv("KEY", "canary-header")
+    monkeypatch.setenv("KEY", "parakeet-header")
     (file.parent / "body.json").write_text('{"text": {{ title }}}')
     more = 'format = "template"\nbody_file = "body.json"\nheaders_env = { x-key = "KEY" }\n'
     file.write_text(CONFIG + more)
@@ -147,7 +147,7 @@ def test_an_edited_template_file_is_planned(
     (change,) = told(db, file)
     assert change.startswith("changed endpoint ops body_file_sha: ")
     apply(db, load(file), "test")
-    monkeypatch.setenv("KEY", "canary-another")
+    monkeypatch.setenv("KEY", "parakeet-another")
     assert told(db, file) == ["changed endpoint ops its address or secrets"]
 
 
@@ -301,12 +301,12 @@ def test_no_secret_gets_into_plan_audit_or_database(
     """Catches the token of a webhook in the rows that say what changed (B29)."""
     with caplog.at_level(logging.DEBUG):
         apply(db, load(file), "test")
-        assert "canary" not in str(told(db, file))
+        assert "parakeet" not in str(told(db, file))
     with db.reader() as session:
         rows = [*session.scalars(select(AuditRow)), *session.scalars(select(EndpointRow))]
         assert rows
-        assert "canary" not in str([vars(row) for row in rows])
-    assert "canary" not in caplog.text
+        assert "parakeet" not in str([vars(row) for row in rows])
+    assert "parakeet" not in caplog.text
 
 
 # edited while the service runs
