@@ -39,7 +39,7 @@ def running(furnished: str) -> str:
 
 
 EMPTY = {
-    "Service": ("No part of a service has been seen", "quantwatch.toml gives it one"),
+    "Service": ("No service has been seen", "quantwatch.toml gives it one"),
     "Delivery": ("No endpoint was ever configured",),
     "Database": ("How fast it grows is known once a day",),
     "GPUs": ("No GPU was seen during a run", "No run was kept"),
@@ -97,7 +97,7 @@ def test_settings_of_a_check(running: str) -> None:
     shown = html(open_part("Settings", check="demo"))
     assert "/etc/quantwatch" in shown
     assert "&quot;org/m8&quot;" in shown
-    assert "checks are applied" in html(open_part("Settings", check="no-such-check"))
+    assert "1 check is applied" in html(open_part("Settings", check="no-such-check"))
 
 
 @pytest.fixture
