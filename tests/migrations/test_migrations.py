@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from quantwatch.errors import StoreError
 from quantwatch.store import upgrade as upgrades
+from quantwatch.store import urls
 from quantwatch.store.schema import REVISIONS
 from quantwatch.store.session import open_database
 from quantwatch.store.tables import Base
@@ -161,7 +162,7 @@ def test_a_missing_folder_is_not_created(tmp_path: Path) -> None:
 def test_the_default_folder_is_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a first start that fails because nobody made the data folder."""
     folder = tmp_path / "share" / "quantwatch"
-    monkeypatch.setattr(upgrades, "user_data_path", lambda *_, **__: folder)
+    monkeypatch.setattr(urls, "user_data_path", lambda *_, **__: folder)
     upgrade(f"sqlite:///{folder}/quantwatch.db")
     assert (folder / "quantwatch.db").is_file()
 
@@ -192,7 +193,7 @@ def test_an_unwritable_default_folder_is_named(
     """Catches a traceback on a home folder that can't be written to."""
     (tmp_path / "share").write_text("a file, not a folder")
     folder = tmp_path / "share" / "quantwatch"
-    monkeypatch.setattr(upgrades, "user_data_path", lambda *_, **__: folder)
+    monkeypatch.setattr(urls, "user_data_path", lambda *_, **__: folder)
     with pytest.raises(StoreError, match=r"can't be created: .*share"):
         upgrade(f"sqlite:///{folder}/quantwatch.db")
 
