@@ -46,7 +46,8 @@ WHOLE = (
         f"tests/dashboard/test_dashboard_{name}."
         for name in (
             "run", "states", "check_page", "overview", "leading", "addresses", "compare", "views",
-            "operations", "kernels", "queries", "alerts", "acts",
+            "operations", "kernels", "queries", "alerts", "acts", "positions", "refusals",
+            "actions",
         )
     ),
     # Models, quantized, saved or served as a whole.
@@ -57,6 +58,7 @@ WHOLE = (
             "quantize/test_sensitivity", "quantize/test_saved_basis", "quantize/test_hf_quantizer",
             "quantize/test_compressed_tensors", "quantize/test_moe_families",
             "serve/test_kv_attention", "serve/test_block_trace", "planning/test_parallel",
+            "serve/test_gpu_benchmark", "serve/test_kv_compensation", "quantize/test_attribution",
         )
     ),
     # Runs from the models to the verdict, and processes beside each other.
@@ -70,7 +72,11 @@ WHOLE = (
             "capture/test_identical_models", "worker/test_performing", "delivery/test_deliverer",
             "scheduler/test_two_schedulers", "scheduler/test_loop", "store/test_store_recent",
             "store/test_store_overview", "retention/test_retention", "cli/test_run_commands",
-            "cli/test_store_commands", "baselines/test_false_alerts",
+            "cli/test_store_commands", "baselines/test_false_alerts", "pipeline/test_canary",
+            "pipeline/test_attribution", "pipeline/test_streamed_check",
+            "pipeline/test_long_prompts", "capture/test_stored_reference",
+            "capture/test_stored_entries", "capture/test_chunked_prefill",
+            "capture/test_estimates", "served/test_served_runs",
         )
     ),
 )  # fmt: skip
