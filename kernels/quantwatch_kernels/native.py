@@ -1,10 +1,10 @@
 """C++ helpers, built on this machine on first use.
 
 A library is built by the C++ compiler (`CXX`, which may have arguments, else g++) for this CPU and
-kept in the user's cache under the hash of source, flags and CPU; one that can't be loaded is built
-anew. Nothing of torch is compiled against, so any torch can load it (`torch.utils.cpp_extension`
-compiles torch's headers and binds the result to one release). Without a compiler `why_not_built`
-says so; callers then use their torch path, counted as a fallback.
+kept in the user's cache under the hash of source, headers beside it, flags and CPU; one that can't
+be loaded is built anew. Nothing of torch is compiled against, so any torch can load it
+(`torch.utils.cpp_extension` compiles torch's headers and binds the result to one release). Without
+a compiler `why_not_built` says so; callers then use their torch path, counted as a fallback.
 """
 
 import ctypes
@@ -55,7 +55,8 @@ def _path(source: Path, flags: tuple[str, ...]) -> Path:
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else [platform.processor()]
     about = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-    key = [source.read_text(), *_FLAGS, *flags, *_compiler(), platform.machine(), *about]
+    headers = (header.read_text() for header in sorted(source.parent.glob("*.h")))
+    key = [source.read_text(), *headers, *_FLAGS, *flags, *_compiler(), platform.machine(), *about]
     digest = hashlib.sha256("\n".join(key).encode()).hexdigest()[:16]
     folder = Path(platformdirs.user_cache_dir("quantwatch")) / "native"
     return folder / f"{source.stem}-{digest}.so"

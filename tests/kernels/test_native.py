@@ -31,6 +31,14 @@ def test_the_compiler_may_have_arguments(
     assert library(source, "-DANSWER=43").answer() == 43
 
 
+def test_a_changed_header_is_built_anew(source: Path) -> None:
+    """Catches a library of yesterday's header."""
+    source.write_text('#include "number.h"\nextern "C" int answer() { return NUMBER; }\n')
+    for number in (7, 8):
+        (source.parent / "number.h").write_text(f"#define NUMBER {number}\n")
+        assert library(source).answer() == number
+
+
 @pytest.mark.parametrize("left", [b"", b"\x7fELF"], ids=["empty", "cut off"])
 def test_a_library_that_can_not_be_loaded_is_built_anew(
     source: Path, left: bytes, monkeypatch: pytest.MonkeyPatch

@@ -17,10 +17,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <exception>
 #include <limits>
-#include <thread>
-#include <vector>
+
+#include "spread.h"
 
 namespace {
 
@@ -197,20 +196,8 @@ void take(Row& row, const float* z, const float* z_other, int64_t n) {
 
 extern "C" void lens_take(const float* z, const float* z_other, int64_t rows, int64_t columns,
                           int64_t stride, Row* state, int64_t threads) {
-  const auto work = [=](int64_t first, int64_t last) {
+  spread(rows, threads, [=](int64_t first, int64_t last) {
     for (int64_t r = first; r < last; ++r)
       take(state[r], z + r * stride, z_other + r * stride, columns);
-  };
-  const int64_t share = (rows + threads - 1) / std::max<int64_t>(threads, 1);
-  std::vector<std::thread> others;
-  for (int64_t first = share; first < rows; first += share) {
-    const int64_t last = std::min(first + share, rows);
-    try {
-      others.emplace_back(work, first, last);
-    } catch (const std::exception&) {  // no more threads here: nothing may leave through C
-      work(first, last);
-    }
-  }
-  work(0, std::min(share, rows));
-  for (auto& each : others) each.join();
+  });
 }

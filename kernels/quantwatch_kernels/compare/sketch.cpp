@@ -7,9 +7,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <exception>
-#include <thread>
-#include <vector>
+
+#include "spread.h"
 
 namespace {
 
@@ -54,22 +53,6 @@ void share(const T* h, const int32_t* ids, const T* weight, float* out, const in
       const T* next = weight + ids[std::min(at + 1, end)] * stride;
       out[at] = dot(weight + ids[at] * stride, h + r * width, width, next);
     }
-}
-
-template <typename Work>
-void spread(int64_t rows, int64_t threads, const Work& work) {
-  const int64_t part = (rows + threads - 1) / std::max<int64_t>(threads, 1);
-  std::vector<std::thread> others;
-  for (int64_t first = part; first < rows; first += part) {
-    const int64_t last = std::min(first + part, rows);
-    try {
-      others.emplace_back(work, first, last);
-    } catch (const std::exception&) {  // no more threads here: nothing may leave through C
-      work(first, last);
-    }
-  }
-  work(0, std::min(part, rows));
-  for (auto& each : others) each.join();
 }
 
 }  // namespace

@@ -32,15 +32,17 @@ def absolute(rule: RuleConfig) -> Limit:
 
 def median_ratio(
     rule: RuleConfig, reading: Reading, layers: Sequence[Reading], noise_floor: NoiseFloor
-) -> Limit:
+) -> Limit | None:
     """Return max(factor × median over whole layers, 3 × noise floor of the metric and scope).
 
     With all other layers exactly 0 the median is 0 and the noise floor decides: a fault of × 1.001
-    in otherwise equal models is found.
+    in otherwise equal models is found. None where no whole layer was measured: there is no median.
     """
     assert rule.factor is not None
     known = [r.value for r in layers if is_layer(r.scope) and r.value is not None]
-    middle = median(known) if known else 0.0
+    if not known:
+        return None
+    middle = median(known)
     noise = NOISE_FACTOR * floor_of(rule, reading.scope, noise_floor)
     if rule.factor * middle <= noise:
         why = f"the median of all layers is {number(middle)}"

@@ -18,7 +18,7 @@ from quantwatch.alerts.nonfinite import nonfinite_alert
 from quantwatch.alerts.readings import Reading, readings, sign
 from quantwatch.alerts.words import kind_sign, number, title
 from quantwatch.config.rules import COUNTED, DRIFT, RuleConfig
-from quantwatch.domain import MODEL, Alert, CandidateResult, Scope, Severity, is_layer
+from quantwatch.domain import MODEL, Alert, CandidateResult, Scope, Severity
 
 MOST_MISSING = 0.01
 """Share of the positions that may be missing where a rule passes: the others stand for them."""
@@ -85,11 +85,7 @@ def _limits(
         return lambda _: limits.absolute(rule)
     if rule.kind == "median_ratio":
         layers = list(readings(candidate, rule.model_copy(update={"scope": "layers.*"})))
-        known = any(is_layer(each.scope) and each.value is not None for each in layers)
-        # Without a measured layer there is no median: 0 would be a limit that nothing passes.
-        return lambda reading: (
-            limits.median_ratio(rule, reading, layers, noise_floor) if known else None
-        )
+        return lambda reading: limits.median_ratio(rule, reading, layers, noise_floor)
     assert before is not None
     values = {reading.scope: reading.value for reading in readings(before, rule)}
 

@@ -23,7 +23,6 @@ from quantwatch.domain import (
     Comparison,
     Detectable,
     Scope,
-    is_layer,
 )
 
 _NOTHING = "nothing was measured where the rule looks"
@@ -108,17 +107,14 @@ class _Judge:
             return lambda reading: self._against_baseline(rule, reading, before.get(reading.scope))
         layers = list(readings(self.candidate, rule.model_copy(update={"scope": "layers.*"})))
 
-        if rule.kind == "median_ratio" and not any(
-            is_layer(each.scope) and each.value is not None for each in layers
-        ):
-            return lambda _: None
-
-        def fixed(reading: Reading) -> _At:
+        def fixed(reading: Reading) -> _At | None:
             limit = (
                 limits.absolute(rule)
                 if rule.kind == "absolute"
                 else limits.median_ratio(rule, reading, layers, self.floor)
             )
+            if limit is None:
+                return None
             return self._fixed(rule, reading.scope, reading.value, limit.threshold)
 
         return fixed

@@ -26,7 +26,7 @@ FORMAT = 1
 """Raised whenever files are written otherwise."""
 _LIBRARIES = ("quantwatch", "torch", "transformers", "accelerate", "gguf", "numpy")
 _VARIABLES = ("ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ATEN_CPU_CAPABILITY")
-_SOURCES = (".py", ".cpp", ".cu")
+_SOURCES = (".py", ".cpp", ".h")
 
 
 def ingredients(reference: LoadedModel, course: Course) -> Json:
