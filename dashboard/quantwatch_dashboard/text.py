@@ -8,6 +8,7 @@ from datetime import datetime, tzinfo
 
 from quantwatch.domain import UNDECIDED
 from quantwatch.report.numbers import Number
+from quantwatch.report.numbers import plural as plural  # noqa: PLC0414 - said here, too
 from quantwatch.store.kinds import from_kind
 
 NOT_MEASURED = "not measured"
@@ -106,11 +107,6 @@ def percent(value: float | None) -> str:
 def share(value: float | None) -> str:
     """Return a share in whole percent, as on a bar: ``34 %``; a dash without one."""
     return NONE if value is None else f"{100 * value:.0f} %"
-
-
-def plural(number: int, word: str, words: str = "") -> str:
-    """Return a number and what it counts: ``1 run``, ``2 runs``, ``1,200 families``."""
-    return f"{number:,} {word if number == 1 else words or f'{word}s'}"
 
 
 def more(total: int, shown: int, what: str = "") -> str:

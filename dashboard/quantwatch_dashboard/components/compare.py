@@ -129,7 +129,11 @@ def _number(row: Row, value: float | None) -> str:
 
 def _factor(row: Row) -> Html:
     """Return how many times as large B is, where that says more than the difference."""
-    shown = row.metric == "logit_kl" and row.difference and not (row.test and row.test.lost)
+    shown = (
+        row.metric in ("logit_kl", "served_kl")
+        and row.difference
+        and not (row.test and row.test.lost)
+    )
     if not shown or not row.a or not row.b or not 0 < row.b / row.a < math.inf:
         return Html("")
     return tag("span", f"× {row.b / row.a:.3g}", class_="qw-sub")

@@ -17,8 +17,8 @@ from quantwatch_dashboard.logic.figures import figures_of
 
 Tests = Mapping[tuple[str, str], Comparison]
 HEADLINES = (
-    ("logit_kl", "mean"), ("logit_kl", "p99"), ("logit_kl", "max"), ("top1_agreement", "mean"),
-    ("ppl_ratio", "mean"), ("topk_logit_deviation_k5", "mean"),
+    ("logit_kl", "mean"), ("logit_kl", "p99"), ("logit_kl", "max"), ("served_kl", "mean"),
+    ("top1_agreement", "mean"), ("ppl_ratio", "mean"), ("topk_logit_deviation_k5", "mean"),
 )  # fmt: skip
 """Metric and statistic of every row of the table, the derived ones included."""
 LAYERED = ("lens_kl", "isolated_error", "rel_error")

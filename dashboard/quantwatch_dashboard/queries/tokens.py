@@ -102,10 +102,10 @@ def _estimated(
     errors = blocks.get_block(database(url), *key[:2], "per_token", "lens_kl_error", key[3])
     if errors is None or errors.missing is None:
         return None
-    known = [str(scope) for scope in errors.scopes]
-    rows = [known.index(scope) for scope in scopes]
-    estimated: NDArray[np.bool_] = errors.missing[rows] & ~missing
-    return estimated
+    known = {str(scope): row for scope, row in zip(errors.scopes, errors.missing, strict=True)}
+    exact = np.zeros(missing.shape[1], np.bool_)  # of a layer without errors nothing is estimated
+    estimated: NDArray[np.bool_] = np.stack([known.get(scope, exact) for scope in scopes])
+    return estimated & ~missing
 
 
 @pooled(matrices, _size)

@@ -3,18 +3,11 @@
 from typing import Any
 
 from quantwatch.domain import NO_BASELINE, CandidateResult, Detectable
-from quantwatch.report.numbers import Number
-
-NEVER = "never"
-
-
-def change_words(each: Detectable) -> str:
-    """Return the smallest change of a rule's metric that is found, or that none is."""
-    return NEVER if each.value is None else f"{each.value:.3g}"
+from quantwatch.report.numbers import Number, as_fields
 
 
 def detection_words(candidate: CandidateResult) -> str | None:
-    """Return one sentence on the rules of a candidate, None when nothing is known of them.
+    """Return whole sentences on the rules of a candidate, None when nothing is known of them.
 
     Rules on a baseline are left out where there is none: a report says so in another place.
     """
@@ -24,8 +17,9 @@ def detection_words(candidate: CandidateResult) -> str | None:
     power = known[0].power
     told = [_rule(each) for each in known if each.value is not None]
     never = [f"{each.rule} ({each.reason})" for each in known if each.value is None]
-    said = [f"found in {power:.0%} of nights: {'; '.join(told)}"] if told else []
-    return ". ".join([*said, *([f"Found by no night: {'; '.join(never)}"] if never else [])])
+    said = [f"Smallest change found in {power:.0%} of nights: {'; '.join(told)}."] if told else []
+    said += [f"Found by no night: {'; '.join(never)}."] if never else []
+    return " ".join(said)
 
 
 def documents(candidate: CandidateResult) -> list[dict[str, Any]]:
@@ -35,7 +29,7 @@ def documents(candidate: CandidateResult) -> list[dict[str, Any]]:
 
 def _rule(each: Detectable) -> str:
     where = "" if each.scope in (None, "model") else f" at {each.scope}"
-    return f"{each.rule} a change of {change_words(each)}{where}"
+    return f"{each.rule} a change of {each.value:.3g}{where}"
 
 
 def _document(each: Detectable) -> dict[str, Any]:
@@ -44,7 +38,7 @@ def _document(each: Detectable) -> dict[str, Any]:
         "limit": Number.of(each.limit),
         "change": Number.of(each.value),
     }
-    found: dict[str, Any] = {
+    return {
         "rule": each.rule,
         "metric": each.metric,
         "statistic": each.statistic,
@@ -52,9 +46,5 @@ def _document(each: Detectable) -> dict[str, Any]:
         "num_scopes": each.num_scopes,
         "power": each.power,
         "reason": each.reason or None,
+        **as_fields(numbers),
     }
-    for name, number in numbers.items():
-        found[name] = number.value
-        if number.value is None:
-            found[f"{name}_kind"] = number.kind
-    return found

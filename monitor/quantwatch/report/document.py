@@ -6,7 +6,6 @@ the finite ones; `num_nonfinite` and `first_nonfinite` say so. docs/ci.md lists 
 """
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from quantwatch.domain import Alert, CandidateResult, RunResult, RunStatus, Scope, layer_index
@@ -14,7 +13,7 @@ from quantwatch.domain.drift import changed
 from quantwatch.metrics.registry import ROUTER_METRICS
 from quantwatch.report import detection, positions
 from quantwatch.report.figures import Figures
-from quantwatch.report.numbers import MISSING, Number
+from quantwatch.report.numbers import MISSING, Number, as_fields
 from quantwatch.report.words import alert_value
 
 Document = dict[str, Any]
@@ -102,7 +101,7 @@ def _candidate(result: RunResult, candidate: CandidateResult) -> Document:
         "bit_equal": candidate.bit_equal,
         "first_nonfinite": found
         and {"scope": found.scope, "prompt": found.prompt, "position": found.position},
-        **_fields(_output_numbers(figures)),
+        **as_fields(_output_numbers(figures)),
         "num_nonfinite": figures.num_nonfinite,
         "kl_by_position": positions.documents(result, candidate.name),
         "num_missing": figures.num_missing,
@@ -129,7 +128,7 @@ def _layer(figures: Figures, scope: Scope) -> Document:
         "index": layer_index(scope),
         "name": scope,
         "lens_kl": _statistics(figures, "lens_kl", scope, _LENS),
-        **_fields({name: figures.number(name, scope) for name in _LAYER}),
+        **as_fields({name: figures.number(name, scope) for name in _LAYER}),
         "router": _router(figures, scope),
     }
 
@@ -139,11 +138,11 @@ def _router(figures: Figures, scope: Scope) -> Document | None:
     if figures.row("router_overlap", scope) is None:
         return None
     names = {metric: metric.removeprefix("router_") for metric in ROUTER_METRICS}
-    return _fields({name: figures.number(metric, scope) for metric, name in names.items()})
+    return as_fields({name: figures.number(metric, scope) for metric, name in names.items()})
 
 
 def _scope(figures: Figures, scope: Scope) -> Document:
-    return {"name": scope, **_fields({name: figures.number(name, scope) for name in _SCOPE})}
+    return {"name": scope, **as_fields({name: figures.number(name, scope) for name in _SCOPE})}
 
 
 def _alert(alert: Alert) -> Document:
@@ -151,20 +150,10 @@ def _alert(alert: Alert) -> Document:
         "rule": alert.rule,
         "candidate": alert.candidate,
         "scope": alert.scope,
-        **_fields({"value": alert_value(alert), "threshold": Number.of(alert.threshold)}),
+        **as_fields({"value": alert_value(alert), "threshold": Number.of(alert.threshold)}),
         "severity": str(alert.severity),
     }
 
 
 def _statistics(figures: Figures, metric: str, scope: str, names: tuple[str, ...]) -> Document:
-    return _fields({name: figures.number(metric, scope, name) for name in names})
-
-
-def _fields(numbers: Mapping[str, Number]) -> Document:
-    """Write numbers as JSON: a finite one bare, any other as null beside its kind."""
-    fields: Document = {}
-    for name, number in numbers.items():
-        fields[name] = number.value
-        if number.value is None:
-            fields[f"{name}_kind"] = number.kind
-    return fields
+    return as_fields({name: figures.number(metric, scope, name) for name in names})

@@ -84,7 +84,7 @@ def _candidates(result: RunResult, figures: dict[str, Figures]) -> str:
 
 def _why(candidate: CandidateResult) -> str:
     could = detection_words(candidate)
-    more = "" if could is None else f"<br>{_text(f'Smallest change {could}.')}"
+    more = "" if could is None else f"<br>{_text(could)}"
     return f"<li><b>{_text(candidate.name)}</b>: {_text(words.explanation(candidate))}{more}</li>"
 
 

@@ -78,7 +78,7 @@ def _row(candidate: CandidateResult, figures: Figures) -> str:
 def _said(candidate: CandidateResult) -> str:
     """Return why a candidate is what it is, and what else would have been found."""
     could = detection_words(candidate)
-    return words.explanation(candidate) + ("" if could is None else f" Smallest change {could}.")
+    return words.explanation(candidate) + ("" if could is None else f" {could}")
 
 
 def _worst_layers(result: RunResult, figures: dict[str, Figures]) -> list[str]:
@@ -118,8 +118,7 @@ def _alerts(result: RunResult, figures: dict[str, Figures]) -> list[str]:
         for alert, more in groups[:_ALERTS]
     ]
     hidden = _cut(len(groups), _ALERTS, "breached rules")
-    plural = "alert" if len(result.alerts) == 1 else "alerts"
-    return [f"{len(result.alerts)} {plural}:", "", *lines, *hidden, ""] if lines else []
+    return [f"{plural(len(result.alerts), 'alert')}:", "", *lines, *hidden, ""] if lines else []
 
 
 def _repeat(result: RunResult) -> list[str]:

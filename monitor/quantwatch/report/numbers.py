@@ -2,7 +2,8 @@
 
 import math
 import re
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from quantwatch.domain import Measurement
 
@@ -14,8 +15,8 @@ Z95 = 1.96
 
 
 def plural(number: int, word: str, words: str = "") -> str:
-    """Return a number and what it counts: ``1 check``, ``2 checks``."""
-    return f"{number} {word if number == 1 else words or f'{word}s'}"
+    """Return a number and what it counts: ``1 run``, ``2 runs``, ``1,200 families``."""
+    return f"{number:,} {word if number == 1 else words or f'{word}s'}"
 
 
 class Number(NamedTuple):
@@ -76,3 +77,13 @@ def _kind(row: Measurement) -> str:
 def printable(text: str) -> str:
     """Return text without control characters: XML forbids them, a terminal would obey them."""
     return _UNPRINTABLE.sub("\ufffd", text)
+
+
+def as_fields(numbers: Mapping[str, Number]) -> dict[str, Any]:
+    """Write numbers as JSON: a finite one bare, any other as null beside its kind."""
+    fields: dict[str, Any] = {}
+    for name, number in numbers.items():
+        fields[name] = number.value
+        if number.value is None:
+            fields[f"{name}_kind"] = number.kind
+    return fields

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quantwatch.domain import PositionRange, RunResult, ranges_of
-from quantwatch.report.numbers import Number
+from quantwatch.report.numbers import Number, as_fields
 from quantwatch.report.svg import bars
 
 Table = list[tuple[str, PositionRange | None, PositionRange | None]]
@@ -40,12 +40,7 @@ def documents(result: RunResult, candidate: str) -> list[dict[str, Any]]:
 
 def _numbers(found: PositionRange) -> dict[str, Any]:
     numbers = {"mean": mean(found), "se": Number.of(found.se)}
-    fields: dict[str, Any] = {"n": found.n, "num_nonfinite": found.num_nonfinite}
-    for name, number in numbers.items():
-        fields[name] = number.value
-        if number.value is None:
-            fields[f"{name}_kind"] = number.kind
-    return fields
+    return {"n": found.n, "num_nonfinite": found.num_nonfinite, **as_fields(numbers)}
 
 
 def markdown(result: RunResult, candidate: str, title: str) -> list[str]:

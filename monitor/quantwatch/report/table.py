@@ -83,7 +83,7 @@ def _row(name: str, figures: Figures) -> list[Text]:
 def _why(candidate: CandidateResult) -> list[Text]:
     said, could = words.explanation(candidate), detection_words(candidate)
     lines = [plain(f"{candidate.name}: {said}")]
-    return lines if could is None else [*lines, plain(f"  smallest change {could}")]
+    return lines if could is None else [*lines, plain(f"  {could}")]
 
 
 def _alert(alert: Alert, more: str) -> Text:

@@ -92,7 +92,7 @@ def test_markdown_says_what_matters(fault_run: RunResult) -> None:
     for words in (
         "layers.2.mlp.down\\_proj",
         "models/reference",
-        "3900 tokens in 16 prompts",
+        "3,900 tokens in 16 prompts",
         "0.01 ± 0.001",
         "baseline: none",
         "= 0.048, limit 0.012, 95 % interval",
@@ -128,7 +128,7 @@ def test_html_first_screen(fault_run: RunResult) -> None:
     """Verdict, culprit, both models and the token count come before any drawing of layers."""
     page = html.render(fault_run)
     first = parsed(page.split("<h2>")[0] + "</body></html>").text
-    for words in ("REGRESSION", "layers.2.mlp.down_proj", "models/reference", "3900 tokens"):
+    for words in ("REGRESSION", "layers.2.mlp.down_proj", "models/reference", "3,900 tokens"):
         assert words in first
     assert "models/int8-fault" in first
 

@@ -21,6 +21,7 @@ _ROUNDING = 1e-6
 _MOST_MASS = 1e-3
 """How far above 1 rounding (of 16-bit logits, at worst) takes the sum of the probabilities."""
 _NO_INFINITY = -9999.0
+_MOST_ID = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,4 +127,5 @@ def log_probability(value: Any) -> float | str:
 
 
 def _is_id(token: Any) -> bool:
-    return isinstance(token, int) and not isinstance(token, bool) and token >= UNKNOWN
+    whole = isinstance(token, int) and not isinstance(token, bool)
+    return whole and UNKNOWN <= token < _MOST_ID

@@ -1,13 +1,16 @@
 """What every protocol's adapter does: ask who the server is, and ask about a prompt."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quantwatch.models.served.answers import Answer, Question
+from quantwatch.models.served.answers import Answer, Question, Stamp
 from quantwatch.models.served.freshness import Freshness
 from quantwatch.models.served.http import JsonClient
 from quantwatch.models.served.trouble import UnusableServerError
+
+_MOST_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,13 @@ def choose_model(client: JsonClient, wanted: str | None) -> dict[str, Any]:
 
 def plain_facts(record: Mapping[str, Any], *names: str) -> dict[str, str | int | float | bool]:
     """Return the named facts of a record that are plain values."""
-    found = {name: record.get(name) for name in names}
-    return {k: v for k, v in found.items() if isinstance(v, str | int | float | bool)}
+    found: dict[str, str | int | float | bool] = {}
+    for name in names:
+        value = record.get(name)
+        plain = value if isinstance(value, str | bool) else number(value)
+        if plain is not None:
+            found[name] = plain
+    return found
 
 
 def table(value: Any) -> dict[str, Any]:
@@ -75,9 +83,50 @@ def count(value: Any) -> int | None:
     return value if whole else None
 
 
+def number(value: Any) -> float | None:
+    """Return a finite number, None for anything else."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if plain and math.isfinite(value) else None
+
+
+def token_id(digits: str) -> int | None:
+    """Return the id that digits say, None where they are none or far too many."""
+    plain = digits.isascii() and digits.isdigit() and len(digits) < _MOST_DIGITS
+    return int(digits) if plain else None
+
+
 def text(value: Any) -> str | None:
     """Return a text that says something, None for anything else."""
     return value if isinstance(value, str) and value else None
+
+
+def ask_once(
+    client: JsonClient,
+    path: str,
+    body: Callable[[], Any],
+    read: Callable[[Any], Answer],
+    freshness: Freshness,
+) -> Answer:
+    """Return what is read of one request's answer, once that is known to be a fresh one."""
+
+    def checked(document: Any) -> Answer:
+        answer = read(document)
+        freshness.check(answer.stamp)
+        return answer
+
+    answer: Answer = client.post(path, body, checked)
+    return answer
+
+
+def stamp_of(document: Any) -> Stamp:
+    """Return who made an answer in OpenAI's form, and when."""
+    record = table(document)
+    return Stamp(
+        model=text(record.get("model")),
+        fingerprint=text(record.get("system_fingerprint")),
+        created=number(record.get("created")),
+        request=text(record.get("id")),
+    )
 
 
 def first_choice(document: Any) -> dict[str, Any]:

@@ -34,6 +34,7 @@ MOST_BYTES = 64 << 20
 """Of one answer: 2,000 log-probabilities at 400 positions."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _BUSY = (408, 425, 429)
+_MOST_DIGITS = 19
 _SHOWN = 200
 
 Sleep = Callable[[float], None]
@@ -62,24 +63,28 @@ class JsonClient:
 
     def get(self, path: str) -> Any:
         """Return a document; None where the server has no such path. Raises as `post`."""
-        return self._ask("GET", path, b"", lambda document: document)
+        return self._ask("GET", path, bytes, lambda document: document)
 
-    def post(self, path: str, body: Any, checked: Checked) -> Any:
+    def post(self, path: str, body: Callable[[], Any], checked: Checked) -> Any:
         """Return what `checked` makes of the answer to a request, tried again when it is stale.
+
+        `body` makes the request anew for each attempt: what an earlier one left in the server's
+        cache must not answer the next.
 
         Raises:
             NoAnswerError: every attempt met a time-out, 429, 5xx, an answer cut off or a stale one.
             UnusableServerError: the server or `checked` says that asking again is no use.
         """
-        data = json.dumps(body, allow_nan=False).encode()
-        return self._ask("POST", path, data, checked)
+        return self._ask(
+            "POST", path, lambda: json.dumps(body(), allow_nan=False).encode(), checked
+        )
 
-    def _ask(self, method: str, path: str, body: bytes, checked: Checked) -> Any:
+    def _ask(self, method: str, path: str, body: Callable[[], bytes], checked: Checked) -> Any:
         reason = ""
         for attempt in range(1, self._attempts + 1):
             wait_s: float | None = None
             try:
-                status, fields, data = self._send(method, path, body)
+                status, fields, data = self._send(method, path, body())
                 if status == 404 and method == "GET":
                     return None
                 if (why := self._failed(status, data, path)) is None:
@@ -136,9 +141,16 @@ def _document(data: bytes) -> Any:
     if len(data) > MOST_BYTES:
         raise GarbledAnswerError(f"an answer of more than {MOST_BYTES >> 20} MiB")
     try:
-        return json.loads(data)
+        return json.loads(data, parse_int=_whole)
     except (ValueError, RecursionError) as error:
         raise GarbledAnswerError("the answer is no JSON, or cut off") from error
+
+
+def _whole(digits: str) -> int:
+    """Read a whole number that has a place in 64 bits: no other one means anything here."""
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError
+    return int(digits)
 
 
 def _words(error: Exception) -> str:

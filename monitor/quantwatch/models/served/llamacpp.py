@@ -84,7 +84,7 @@ def _ask_one(
         freshness.check(stamp)
         return _read(record, question, at), stamp
 
-    found: tuple[Position | str, Stamp] = client.post("/completion", body, checked)
+    found: tuple[Position | str, Stamp] = client.post("/completion", lambda: body, checked)
     return found
 
 

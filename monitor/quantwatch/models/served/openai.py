@@ -19,17 +19,19 @@ from quantwatch.models.served.answers import (
 )
 from quantwatch.models.served.dialect import (
     Said,
+    ask_once,
     choose_model,
     count,
     first_choice,
     plain_facts,
     same_count,
+    stamp_of,
     table,
+    token_id,
 )
 from quantwatch.models.served.freshness import Freshness
 from quantwatch.models.served.http import JsonClient
 from quantwatch.models.served.trouble import GarbledAnswerError, UnusableServerError
-from quantwatch.models.served.vllm import stamp_of
 
 _SPACES = str.maketrans({"Ġ": " ", "▁": " "})
 _BY_ID = "token_id:"
@@ -64,13 +66,10 @@ class Openai:
             "temperature": 1.0,
         }
 
-        def checked(document: Any) -> Answer:
-            answer = Answer(_read(document, question, by_text), stamp_of(document))
-            freshness.check(answer.stamp)
-            return answer
+        def read(document: Any) -> Answer:
+            return Answer(_read(document, question, by_text), stamp_of(document))
 
-        answer: Answer = client.post("/v1/completions", body, checked)
-        return answer
+        return ask_once(client, "/v1/completions", lambda: body, read, freshness)
 
 
 def ids_by_text(texts: Sequence[str]) -> Mapping[str, int]:
@@ -113,8 +112,8 @@ def _position(target: Any, top: Any, top_k: int, by_text: Mapping[str, int]) -> 
 
 def _id(text: str, by_text: Mapping[str, int]) -> int:
     digits = text.removeprefix(_BY_ID)
-    if digits != text and digits.isascii() and digits.isdigit():
-        return int(digits)
+    if digits != text and (told := token_id(digits)) is not None:
+        return told
     return by_text.get(text, by_text.get(text.translate(_SPACES), UNKNOWN))
 
 

@@ -11,7 +11,7 @@ from quantwatch.config.secrets import from_environment
 from quantwatch.config.served import ServedConfig
 from quantwatch.config.variants import VariantConfig
 from quantwatch.domain import Fingerprint, Json, Suite, Variant
-from quantwatch.errors import IncompatibleError
+from quantwatch.errors import ConfigError, IncompatibleError
 from quantwatch.models.loaded import LoadedModel
 from quantwatch.models.served.dialect import Dialect, Said
 from quantwatch.models.served.http import JsonClient, Sleep
@@ -53,7 +53,13 @@ def open_served(
     assert served is not None
     token = None
     if served.token_env is not None:
-        token = from_environment(f"candidate {name}: served.token_env", served.token_env, env)
+        setting = f"candidate {name}: served.token_env"
+        token = from_environment(setting, served.token_env, env)
+        if not (token.reveal().isascii() and token.reveal().isprintable()):
+            raise ConfigError(
+                f"{setting}: {served.token_env} has characters that no header can carry; a token "
+                "is printable ASCII"
+            )
     client = JsonClient(
         served.base, token, timeout_s=served.timeout_s, attempts=served.attempts, sleep=sleep
     )

@@ -5,6 +5,7 @@ token, as [log-probability, token id, text]; the first token has none. Positions
 `cached_tokens` were not computed for this request and don't count.
 """
 
+from functools import partial
 from typing import Any
 
 from quantwatch.models.served.answers import (
@@ -17,6 +18,7 @@ from quantwatch.models.served.answers import (
 )
 from quantwatch.models.served.dialect import (
     Said,
+    ask_once,
     choose_model,
     count,
     plain_facts,
@@ -61,14 +63,8 @@ class Sglang:
             "top_logprobs_num": question.top_k,
             "return_text_in_logprobs": False,
         }
-
-        def checked(document: Any) -> Answer:
-            answer = _read(document, question)
-            freshness.check(answer.stamp)
-            return answer
-
-        answer: Answer = client.post("/generate", body, checked)
-        return answer
+        read = partial(_read, question=question)
+        return ask_once(client, "/generate", lambda: body, read, freshness)
 
 
 def _either(client: JsonClient, *paths: str) -> dict[str, Any]:

@@ -7,26 +7,28 @@ It is asked with a random `cache_salt`, so that no position is read from its pre
 """
 
 import secrets
+from functools import partial
 from typing import Any
 
 from quantwatch.models.served.answers import (
     Answer,
     Position,
     Question,
-    Stamp,
     log_probability,
     position,
 )
 from quantwatch.models.served.dialect import (
     Said,
+    ask_once,
     choose_model,
     count,
     first_choice,
     plain_facts,
     same_count,
     same_tokens,
+    stamp_of,
     table,
-    text,
+    token_id,
 )
 from quantwatch.models.served.freshness import Freshness
 from quantwatch.models.served.http import JsonClient
@@ -48,24 +50,21 @@ class Vllm:
 
     def ask(self, client: JsonClient, question: Question, freshness: Freshness) -> Answer:
         """Return a prompt's positions from one request."""
-        body = {
-            "model": question.model,
-            "prompt": list(question.ids),
-            "prompt_logprobs": question.top_k,
-            "max_tokens": 1,
-            "temperature": 1.0,
-            "add_special_tokens": False,
-            "return_token_ids": True,
-            "cache_salt": secrets.token_hex(16),
-        }
 
-        def checked(document: Any) -> Answer:
-            answer = _read(document, question)
-            freshness.check(answer.stamp)
-            return answer
+        def body() -> dict[str, Any]:
+            return {
+                "model": question.model,
+                "prompt": list(question.ids),
+                "prompt_logprobs": question.top_k,
+                "max_tokens": 1,
+                "temperature": 1.0,
+                "add_special_tokens": False,
+                "return_token_ids": True,
+                "cache_salt": secrets.token_hex(16),
+            }
 
-        answer: Answer = client.post("/v1/completions", body, checked)
-        return answer
+        read = partial(_read, question=question)
+        return ask_once(client, "/v1/completions", body, read, freshness)
 
 
 def _read(document: Any, question: Question) -> Answer:
@@ -102,18 +101,7 @@ def _position(said: Any, at: int, question: Question, cached: int) -> Position |
     return found
 
 
-def _id(key: Any) -> int | str:
-    digits = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 12
-    return int(key) if digits else str(key)
-
-
-def stamp_of(document: Any) -> Stamp:
-    """Return who made an answer in OpenAI's form, and when."""
-    record = table(document)
-    created = record.get("created")
-    return Stamp(
-        model=text(record.get("model")),
-        fingerprint=text(record.get("system_fingerprint")),
-        created=float(created) if isinstance(created, int | float) else None,
-        request=text(record.get("id")),
-    )
+def _id(key: str) -> int | str:
+    """Return the id that a key says, the key itself where it says none: that is told then."""
+    told = token_id(key)
+    return key if told is None else told
