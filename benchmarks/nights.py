@@ -10,6 +10,7 @@ bit.
 import argparse
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -72,6 +73,9 @@ def digest(sink: Aggregator, name: str, floor: NoiseFloor) -> str:
     for block in sink.blocks(name):
         found.update(f"{block.kind} {block.metric} {block.prompt}".encode())
         found.update(block.values.tobytes())
+        if block.missing is not None:
+            found.update(block.missing.tobytes())
+    found.update(repr((sink.measurements(name), sink.first_nonfinite(name))).encode())
     return found.hexdigest()
 
 
@@ -124,6 +128,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[-options.threads :])
     started = time.perf_counter()
     models = {"reference": load("reference")}
     models |= {recipe: load(recipe, recipe) for recipe in RECIPES[: options.candidates]}

@@ -8,10 +8,18 @@ is beyond the limit by another 3 standard errors; otherwise the rule can't tell.
 from quantwatch.alerts.limits import Limit
 from quantwatch.alerts.readings import Reading
 from quantwatch.alerts.words import number
-from quantwatch.domain import CandidateResult
+from quantwatch.domain import CandidateResult, Scope
 from quantwatch.metrics.registry import METRICS
 
 _STANDARD_ERRORS = 3
+
+
+def margin(candidate: CandidateResult, scope: Scope) -> float | None:
+    """Return by how much an estimate has to pass its limit; None where none is supported."""
+    sample = candidate.find("lens_kl_difference", scope)
+    if sample is None or sample.mean is None or sample.se is None:
+        return None
+    return max(0.0, sample.mean + _STANDARD_ERRORS * sample.se)
 
 
 def unsupported(candidate: CandidateResult, reading: Reading, limit: Limit) -> str | None:

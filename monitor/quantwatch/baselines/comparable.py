@@ -7,7 +7,7 @@ no reason to refuse.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quantwatch.domain import RunResult, Variant
+from quantwatch.domain import CandidateResult, RunResult, Variant
 
 _MEANING = {
     "weights_sha": "the reference has other weights",
@@ -45,10 +45,9 @@ def differing(run: RunResult, baseline: RunResult) -> Iterator[Mismatch]:
         yield _mismatch("num_prompts", *counts, "another number of prompts is measured")
     yield from _references(run.reference, baseline.reference)
     if run.capture_sha != baseline.capture_sha:
-        meaning = (
-            "lens, lens_positions, isolated_fraction, batch_tokens, prefill_chunk or top_k differ"
-        )
+        meaning = "lens, lens_positions, isolated_fraction, batch_tokens or prefill_chunk differ"
         yield _mismatch("capture_sha", run.capture_sha, baseline.capture_sha, meaning)
+    yield from _servers(run, baseline)
     if run.metrics_version != baseline.metrics_version:
         versions = str(run.metrics_version), str(baseline.metrics_version)
         yield _mismatch("metrics_version", *versions, "the metrics are computed differently")
@@ -69,6 +68,26 @@ def _references(now: Variant | None, before: Variant | None) -> Iterator[Mismatc
         ours, theirs = getattr(now.fingerprint, name), getattr(before.fingerprint, name)
         if ours != theirs:
             yield _mismatch(f"reference {name}", ours, theirs, meaning)
+
+
+def _servers(run: RunResult, baseline: RunResult) -> Iterator[Mismatch]:
+    """Yield served candidates that are asked for another number of log-probabilities.
+
+    Their bounds are tighter or wider for that alone.
+    """
+    for candidate in run.candidates:
+        now, before = _asked(candidate), _asked(baseline.find(candidate.name))
+        if now is not None and before is not None and now != before:
+            meaning = "its bounds are tighter or wider for that alone"
+            yield _mismatch(f"top_k of {candidate.name}", str(now), str(before), meaning)
+
+
+def _asked(candidate: CandidateResult | None) -> int | None:
+    if candidate is None or candidate.variant is None:
+        return None
+    served = candidate.variant.source.get("served") or {}
+    asked: int | None = served.get("top_k")
+    return asked
 
 
 def _mismatch(name: str, now: str, before: str, meaning: str) -> Mismatch:

@@ -71,7 +71,7 @@ class Course:
     def _numbers(self) -> dict[tuple[int, int], int]:
         return {_name(batch): number for number, batch in enumerate(self.batches)}
 
-    @property
+    @cached_property
     def conditions(self) -> Prompt | None:
         """The few tokens on which the floor's other conditions are measured, if they are."""
         if not self.isolated or not self.plan.condition_tokens:

@@ -98,7 +98,8 @@ def _exactly(reading: LayerReading, kl: Matrix, *, extra: bool = False) -> list[
     if extra:  # its picture is made of estimates as well
         del found["lens_kl"]
     else:
-        found["lens_kl_difference"] = kl - exact
+        with np.errstate(invalid="ignore"):
+            found["lens_kl_difference"] = np.where(kl == exact, 0.0, kl - exact)
     role: Literal["sample", "extra"] = "extra" if extra else "sample"
     return [TokenMatrix(m, reading.scopes, v, reading.positions, role) for m, v in found.items()]
 

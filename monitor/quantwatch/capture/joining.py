@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quantwatch.capture.chunks import Chunk
-from quantwatch.capture.layers import LayerReading
+from quantwatch.capture.layers import LayerReading, worst_positions
 from quantwatch.capture.layout import Positions
 from quantwatch.domain import NonFinite, Observation, Scope, TokenMatrix
 
@@ -39,16 +40,16 @@ class Joined:
     births: dict[str, tuple[int, NonFinite]] = field(default_factory=dict)
     """Model → rank of the scope in forward order, and its first value that isn't finite."""
 
-    def worst_here(self, chunk: Chunk, kl: Positions, sampled: Positions) -> Positions:
+    def worst_here(self, chunk: Chunk, kl: NDArray[np.float64], sampled: Positions) -> Positions:
         """Return which positions of a chunk are among the worst so far, from its own start on.
 
         `kl` [P] covers its scored positions; sampled ones never count, a NaN is worse than all.
         """
         start = chunk.piece.score_start
-        badness = np.where(np.isnan(kl), np.inf, kl)
-        order = start + np.argsort(-badness, kind="stable")
-        fresh = order[~np.isin(order, sampled)][: self.count]
-        found = [_Worst(float(badness[at - start]), chunk.start + int(at)) for at in fresh]
+        fresh = worst_positions(kl, start, sampled, self.count)
+        badness = np.where(np.isnan(kl), np.inf, kl)[fresh - start]
+        pairs = zip(badness.tolist(), fresh.tolist(), strict=True)
+        found = [_Worst(size, chunk.start + at) for size, at in pairs]
         self.worst = sorted([*self.worst, *found], key=lambda each: each.rank)[: self.count]
         kept = [each.position - chunk.start for each in self.worst if each in found]
         return np.array(sorted(kept), dtype=np.int64)

@@ -36,8 +36,6 @@ class CapturePlan:
     """Logits kept per position and model for the top-k view."""
     prefill_chunk: int | None = None
     """Tokens per chunk of a prompt that is longer; None: every prompt goes through at once."""
-    served_top: tuple[tuple[str, int], ...] = ()
-    """Log-probabilities asked for, by served candidate: with more, the bounds are tighter."""
     lens: Literal["sampled", "estimated"] = "sampled"
     """estimated: beside the sample, every layer's KL at every scored position is estimated."""
     sketch_top: int = 64
@@ -45,12 +43,15 @@ class CapturePlan:
     sketch_draws: int = 96
     """Ids that it draws from the rest."""
 
+    def __post_init__(self) -> None:
+        if self.lens == "estimated" and not self.lens_positions:
+            raise ValueError("estimates are held against lens_positions, which is 0")
+
     @property
     def sha(self) -> str:
         """SHA-256 of plan and capture version; what isn't used leaves it as it always was."""
         unused = set[str]() if self.lens == "estimated" else set(_OF_ESTIMATES)
         unused |= {"prefill_chunk"} if self.prefill_chunk is None else set()
-        unused |= set() if self.served_top else {"served_top"}
         used = {name: value for name, value in asdict(self).items() if name not in unused}
         return canonical_sha({**used, "version": VERSION})
 

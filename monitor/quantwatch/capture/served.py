@@ -6,7 +6,7 @@ server that answers for another model, or not at all, fails alone: the other can
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -48,7 +48,6 @@ class _Standing:
     beyond: int = 0
     """Targets that it tells nothing of, being beyond its top k."""
     repeat: float | None = None
-    words: list[str] = field(default_factory=list)
 
 
 class ServedMeasurer:
@@ -100,13 +99,13 @@ class ServedMeasurer:
 
     def _ask(self, prompt: Prompt, progress: Progress) -> dict[str, Positions]:
         told: dict[str, Positions] = {}
+        progress.advance(len(prompt.token_ids) * len(self._standings))  # those that failed as well
         for name, standing in self._left().items():
             with self._report.timed("served"):
                 try:
                     told[name] = _answer(standing, prompt)
                 except UnusableServerError as error:
                     self._report.failed[name] = str(error)
-            progress.advance(len(prompt.token_ids))
         return told
 
     def _prove(self, standing: _Standing) -> None:
@@ -206,7 +205,7 @@ def _matrices(
 
 def _words(standing: _Standing) -> list[str]:
     """Return what the figures of a server must not be read without."""
-    words, missing = list(standing.words), standing.model.missing
+    words, missing = list[str](), standing.model.missing
     if missing:
         reasons = "; ".join(f"{n:,} × {why}" for why, n in missing.most_common(_SHOWN))
         total = standing.num_read + missing.total()

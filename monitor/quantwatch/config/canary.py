@@ -36,9 +36,10 @@ class CanaryConfig(Strict):
         description="By which part of themselves the weights are made larger: 0.01 is × 1.01.",
     )
     of: Literal["candidate", "reference"] = Field(
-        default="candidate",
-        description="Copied is the first candidate that could be loaded, or the reference: there "
-        "everything but the fault is equal.",
+        default="reference",
+        description="Copied is the reference: there everything but the fault is equal, so that a "
+        "small one is found. Or the first candidate that could be loaded, whose own errors hide "
+        "small ones.",
     )
     scope: Annotated[Globs, AfterValidator(_places)] = Field(
         default="*",

@@ -53,7 +53,7 @@ _SPECS = (
     MetricSpec("served_tv_most", "Total variation, at most", "1", "lower", 0.0, "½(Σ|p − q| over the ids that a server told + p(rest) + q(rest)): an upper bound", "model", True),
     MetricSpec("served_unseen", "Unseen mass", "1", "neutral", 0.0, "p(rest): the reference's probability at ids that a server told nothing of", "model", True),
     MetricSpec("lens_kl", "Per-layer KL", "nats", "lower", 0.0, "KL between the next-token distributions read off at the layer through the reference's final norm and head", "layer", True, True),
-    MetricSpec("lens_kl_estimated", "Per-layer KL, estimated", "nats", "lower", 0.0, "−Σ_T p·Δ − ρ·mean(Δ_j) + ln(Σ_T p·e^Δ + ρ·mean(e^Δ_j)), Δ = z' − z of the lens: T the reference's 64 likeliest ids, ρ the mass of the rest, j 96 draws from it", "layer", True, estimated=True),
+    MetricSpec("lens_kl_estimated", "Per-layer KL, estimated", "nats", "lower", 0.0, "−Σ_T p·Δ − ρ·mean(Δ_j) + ln(Σ_T p·e^Δ + ρ·mean(e^Δ_j)), Δ = z' − z of the lens: T the reference's K likeliest ids, ρ the mass of the rest, j M draws from it", "layer", True, estimated=True),
     MetricSpec("lens_kl_error", "Estimate's error", "1", "neutral", 0.0, "|estimate − exact| ÷ the larger of both per-layer KLs, where both were taken; 0 when both are 0", "layer", True, True),
     MetricSpec("lens_kl_difference", "Estimate − exact", "nats", "neutral", 0.0, "estimated − exact per-layer KL, where both were taken", "layer"),
     MetricSpec("rel_error", "Relative error", "1", "lower", 0.0, "‖h − h'‖ ÷ ‖h‖; 0 when both are zero", "tap", True, True),

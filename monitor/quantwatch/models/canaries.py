@@ -78,7 +78,8 @@ def planted(module: nn.Module, anatomy: Anatomy, plant: Plant) -> Iterator[int |
     inside = [
         scope
         for scope in anatomy.linears
-        if scope == plant.place or scope.startswith(f"{plant.place}.")
+        if scope == plant.place
+        or (scope.startswith(f"{plant.place}.") and scope not in anatomy.routers)
     ]
     if not inside:
         raise ModelError(f"canary: {plant.place} has no linear layer of its own")

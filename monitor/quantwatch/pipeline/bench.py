@@ -21,7 +21,7 @@ from quantwatch.config.schema import CheckConfig
 from quantwatch.domain import Alert, Baseline, CandidateResult, RuleOutcome, RunResult
 from quantwatch.pipeline.against import Against, Blocks, confirmed
 from quantwatch.pipeline.detectable import Family, detectable
-from quantwatch.pipeline.paired import Rules, Sides, Tests, tests_of
+from quantwatch.pipeline.paired import Rules, Sides, Tests, is_pooled, tests_of
 from quantwatch.pipeline.since_good import reopened
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class _Bench:
     patience: int
     """Runs in a row without a measurement before somebody is told."""
     sides: Sides | None = None
+    rate: float = FALSE_DISCOVERIES
+    """Of false discoveries, at which differences are established."""
 
     def baseline_of(self, name: str) -> Baseline | None:
         """Return a candidate in the baseline with its paired tests, None when it has none."""
@@ -69,8 +71,7 @@ class _Bench:
     def family(self) -> Family:
         """Among how many comparisons, and how strictly, this run decides what is established."""
         judged = sum(each.q is not None for tests in self.tests.values() for each in tests.values())
-        confirms = self.sides is not None and self.sides.earlier is not None
-        return Family(judged, CONFIRMED if confirms else FALSE_DISCOVERIES)
+        return Family(judged, self.rate)
 
     def compared(self, name: str) -> RuleOutcome:
         """Return whether anything kept a candidate's rules from comparing with the baseline."""
@@ -86,7 +87,8 @@ def judged(case: Case, database: "Database | None") -> RunResult:
     best, and the run says which digests differ.
     """
     run, against = case.run, case.against
-    problems = () if against is None else mismatches(run, against.run)
+    measured = replace(run, candidates=tuple(case.results.values()))
+    problems = () if against is None else mismatches(measured, against.run)
     if against is not None:
         run = replace(run, capture={**run.capture, "baseline": against.to_json()})
         case = replace(case, results=_with_drift(run, against.run, case.results))
@@ -120,7 +122,10 @@ def _bench(
         return _Bench(run, None, rules, {}, problems, patience)
     known = {name: r for name, r in results.items() if r.measurements and against.run.find(name)}
     sides = Sides(run, case.now, against, confirmed(database, run))
-    return _Bench(run, against, rules, tests_of(sides, known, rules), (), patience, sides)
+    tests = tests_of(sides, known, rules)
+    confirms = any(is_pooled(sides, result) for result in known.values())
+    rate = CONFIRMED if confirms else FALSE_DISCOVERIES
+    return _Bench(run, against, rules, tests, (), patience, sides, rate)
 
 
 def _judge_candidate(

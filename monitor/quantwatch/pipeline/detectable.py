@@ -6,11 +6,12 @@ rule on a baseline, and tonight's value for every other rule.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from quantwatch.alerts import limits
 from quantwatch.alerts.changes import comparison_of
+from quantwatch.alerts.estimated import margin
 from quantwatch.alerts.limits import NoiseFloor
 from quantwatch.alerts.readings import Reading, readings, sign
 from quantwatch.alerts.words import number
@@ -24,8 +25,14 @@ from quantwatch.domain import (
     Detectable,
     Scope,
 )
+from quantwatch.metrics.registry import METRICS
 
 _NOTHING = "nothing was measured where the rule looks"
+_NO_LIMIT = {
+    "baseline": "the baseline has no value to compare with",
+    "median_ratio": "no whole layer was measured, so there is no median",
+    "absolute": _NOTHING,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +71,20 @@ def _of_rule(rule: RuleConfig, judge: "_Judge") -> Detectable:
         return _record(rule, [], NO_BASELINE)
     at = judge.of(rule)
     known = [r for r in readings(judge.candidate, rule) if not r.is_missing]
-    found = [each for reading in known if (each := at(reading)) is not None]
-    return _record(
-        rule, found, _NOTHING if not known else "the baseline has no value to compare with"
-    )
+    found = [each for reading in known if (each := _effort_at(rule, reading, at)) is not None]
+    return _record(rule, found, _NO_LIMIT[rule.kind] if known else _NOTHING)
+
+
+def _effort_at(
+    rule: RuleConfig, reading: Reading, of: Callable[[Reading], _At | None]
+) -> _At | None:
+    """Return the effort at a reading: none where values that never pass decide already."""
+    if not reading.num_bad:
+        return of(reading)
+    expected = reading.value if reading.value is not None and math.isfinite(reading.value) else None
+    if rule.non_finite == "breach":
+        return _At(reading.scope, expected, None, 0.0)
+    return _At(reading.scope, expected, None, None, "values that aren't finite: it can't decide")
 
 
 def _record(rule: RuleConfig, found: Sequence[_At], nothing: str) -> Detectable:
@@ -105,19 +122,31 @@ class _Judge:
             assert self.baseline is not None
             before = {each.scope: each.value for each in readings(self.baseline, rule)}
             return lambda reading: self._against_baseline(rule, reading, before.get(reading.scope))
+        if rule.kind == "absolute":
+            return lambda reading: self._absolute(rule, reading)
         layers = list(readings(self.candidate, rule.model_copy(update={"scope": "layers.*"})))
+        return lambda reading: self._outlier(rule, reading, layers)
 
-        def fixed(reading: Reading) -> _At | None:
-            limit = (
-                limits.absolute(rule)
-                if rule.kind == "absolute"
-                else limits.median_ratio(rule, reading, layers, self.floor)
-            )
-            if limit is None:
-                return None
-            return self._fixed(rule, reading.scope, reading.value, limit.threshold)
+    def _absolute(self, rule: RuleConfig, reading: Reading) -> _At:
+        limit = limits.absolute(rule).threshold
+        if METRICS[rule.source].estimated:
+            beyond = margin(self.candidate, reading.scope)
+            if beyond is None:
+                return _At(reading.scope, reading.value, limit, None, "no exact sample supports it")
+            limit += sign(rule) * beyond
+        return self._fixed(rule, reading.scope, reading.value, limit)
 
-        return fixed
+    def _outlier(self, rule: RuleConfig, reading: Reading, layers: Sequence[Reading]) -> _At | None:
+        """A layer that gets worse than the others moves the median that it is held against."""
+        worst = sign(rule) * math.inf
+        moved = [replace(r, value=worst) if r.scope == reading.scope else r for r in layers]
+        limit = limits.median_ratio(rule, reading, moved, self.floor)
+        if limit is None:
+            return None
+        if not math.isfinite(limit.threshold):
+            few = "too few layers: a worse one is the median itself"
+            return _At(reading.scope, reading.value, None, None, few)
+        return self._fixed(rule, reading.scope, reading.value, limit.threshold)
 
     def _fixed(self, rule: RuleConfig, scope: Scope, expected: float | None, limit: float) -> _At:
         if expected is None or not math.isfinite(expected):

@@ -97,7 +97,7 @@ def measure_models(
         candidates: dict[str, LoadedModel | ServedModel] = {**models.candidates, **models.served}
         every = {REFERENCE: models.reference, **candidates}
         # Another plan is another reference, for this once: it isn't kept.
-        shelf = None if plan is not None else _shelf(request, models.reference, suite)
+        shelf = None if plan is not None else _shelf(request, models.reference)
         subject = Subject(every, suite, (plan or request.plan).over(suite), shelf)
         report = capture(subject, sink, floor, progress)
         if report.failed and len(report.failed) == len(candidates):
@@ -106,15 +106,13 @@ def measure_models(
         yield Measured(suite, models, report, sink, floor.values, timings, floor.largest())
 
 
-def _shelf(request: RunRequest, reference: LoadedModel, suite: Suite) -> Shelf | str | None:
+def _shelf(request: RunRequest, reference: LoadedModel) -> Shelf | str | None:
     """Return where the reference is kept, why it can't be, or None when nobody wants it."""
     if not request.check.reference_cache:
         return None
     kind = reference.variant.source.get("kind")
     if kind in ("factory", "module"):
         return f"the code of a {kind} is no part of its fingerprint: what it computes isn't known"
-    if request.plan.over(suite).prefill_chunk is not None:
-        return "prompts that go in chunks are not kept: an audit could compute no chunk alone"
     return Shelf(request.cache_dir / "reference", request.reference_bytes)
 
 

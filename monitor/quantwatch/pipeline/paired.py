@@ -45,7 +45,7 @@ def tests_of(
 
     Metrics that no rule judges are compared too: told, and without part in any decision.
     """
-    pooled = {name: _is_pooled(sides, result) for name, result in results.items()}
+    pooled = {name: is_pooled(sides, result) for name, result in results.items()}
     found = {
         name: _tests(sides, name, rules[name], pool=pool and sides.earlier is not None)
         for name, pool in pooled.items()
@@ -67,7 +67,7 @@ def compared_with(
     run is pooled with the one that it confirms.
     """
     run_ids, blocks = before
-    pool = _is_pooled(sides, result)
+    pool = is_pooled(sides, result)
     now = _now(sides, result.name, sides.earlier if pool else None)
     found = compare_candidate(
         [metric],
@@ -114,7 +114,7 @@ def _before(sides: Sides, name: str) -> Evidence:
     return lambda metric: sides.against.blocks(name, metric)
 
 
-def _is_pooled(sides: Sides, result: CandidateResult) -> bool:
+def is_pooled(sides: Sides, result: CandidateResult) -> bool:
     """Say whether the run that is confirmed measured the very same candidate."""
     if sides.earlier is None or result.variant is None:
         return False

@@ -32,12 +32,10 @@ class RunRequest:
     @property
     def plan(self) -> CapturePlan:
         """What capture is to measure, on any suite; `over` one, a chunk nobody needs is gone."""
-        served = ((c.name, c.served.top_k) for c in self.check.candidates if c.served is not None)
         return CapturePlan(
             lens_positions=self.check.lens_positions,
             lens=self.check.lens,
             isolated_fraction=self.check.isolated_fraction,
             batch_tokens=self.check.batch_tokens,
             prefill_chunk=self.check.prefill_chunk,
-            served_top=tuple(sorted(served)),
         )

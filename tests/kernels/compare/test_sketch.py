@@ -133,7 +133,7 @@ def test_uniform_numbers_are_those_of_splitmix64() -> None:
 @given(st.integers(0, 2**32), st.integers(6, 400), st.integers(2, 40))
 @settings(max_examples=60, deadline=None)
 def test_every_id_comes_up_as_often_as_its_mass_says(seed: int, width: int, count: int) -> None:
-    """A stratified draw hits an id within one of count × share: catches cuts at ends of blocks."""
+    """A stratified draw hits an id within two of count × share: catches cuts at ends of blocks."""
     torch.manual_seed(seed)
     masses = torch.rand(1, width) ** 8
     top = masses.topk(5).indices

@@ -161,8 +161,15 @@ def tail_case(case: str) -> tuple[Tensor, Tensor]:
     return z.expand(256, -1).contiguous(), y.expand(256, -1).contiguous()
 
 
-TAIL = {"noise": 0.02, "gone": 0.02, "shuffled": 0.05, "reversed": 0.15}
-"""Case → how far the mean may be off. The reversed tail lifts the least likely ids by six nats."""
+TAIL = {
+    "noise": (0.02, 0.95),
+    "gone": (0.02, 0.95),
+    "shuffled": (0.05, 0.85),
+    "reversed": (0.05, 0.75),
+}
+"""Case → how far the mean may be off, and how many rows lie within 3 standard errors at least. The
+reversed tail lifts the least likely ids by six nats: few draws see them, which is all that their
+spread can say."""
 
 
 @pytest.mark.parametrize("case", TAIL)
@@ -173,8 +180,9 @@ def test_changes_of_the_tail_alone_are_found(case: str) -> None:
     found = estimated_kl(other, sketch_rows(h, r, 64, 64, torch.arange(256)), r)
     exact = exact_kl(h[:1], other[:1])
     assert (found.kl > 0.2 * exact).all()
-    assert ((found.kl - exact).abs() < 3 * found.standard_error).double().mean() > 0.75
-    assert float(found.kl.mean() / exact) == pytest.approx(1, abs=TAIL[case])
+    off, within = TAIL[case]
+    assert ((found.kl - exact).abs() < 3 * found.standard_error).double().mean() > within
+    assert float(found.kl.mean() / exact) == pytest.approx(1, abs=off)
 
 
 def test_what_no_draw_saw_is_unanswered_not_zero() -> None:

@@ -17,6 +17,7 @@ from quantwatch.capture import measure
 from quantwatch.capture.course import Course
 from quantwatch.capture.plan import CapturePlan
 from quantwatch.capture.side_by_side import Subject, capture
+from quantwatch.capture.stored import sides
 from quantwatch.capture.stored.checked import CheckedFile
 from quantwatch.capture.stored.manifest import Manifest
 from quantwatch.capture.stored.packing import Packed, difference
@@ -156,6 +157,25 @@ def test_a_damaged_sketch_is_made_again(kit: Any, tmp_path: Path) -> None:
     assert read == live
     assert "sketch-" in read.use["warnings"][0]
     assert shelf.entries() == []
+
+
+def test_sketches_of_another_vocabulary_are_noted(kit: Any, tmp_path: Path) -> None:
+    """Catches a full lens every night of which nobody hears."""
+    plan = dataclasses.replace(PLAN, lens="estimated", sketch_top=5, sketch_draws=4)
+    reference = kit.build("llama")
+    one = {"reference": reference, "one": kit.perturb(reference)}
+    shelf = Shelf(tmp_path)
+    night(kit, one, shelf, plan=plan)
+    assert night(kit, one, shelf, plan=plan).use["notes"] == []
+    known = sides.unpack_sketches
+    with pytest.MonkeyPatch.context() as patch:
+        wider = lambda packed: {width + 1: each for width, each in known(packed).items()}  # noqa: E731
+        patch.setattr(sides, "unpack_sketches", wider)
+        read = night(kit, one, shelf, plan=plan)
+    assert read == night(kit, one, None, plan=plan)
+    assert read.use["notes"] == [
+        "estimates of another number of ids than were recorded: sketched anew every night"
+    ]
 
 
 def test_another_set_of_candidates_reads_the_same_entry(kit: Any, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from quantwatch.worker.hooks import settling
 from quantwatch.worker.performing import Surroundings, perform
 
 WORDS = [f"w{i}" for i in range(96)]
-CANARY = {"every": "1s", "size": 0.25, "fault": "scale"}
+CANARY = {"every": "1s", "size": 0.25, "fault": "scale", "of": "candidate"}
 INT8 = {"name": "c", "model": "tiny", "recipe": "int8-channel"}
 ONLY = [
     {"name": "isolated-error-outlier", "enabled": False},
@@ -386,7 +386,7 @@ def test_modules_that_the_reference_runs_too_are_not_planted_in() -> None:
     for candidate, is_own in ((shared, False), (alone, True)):
         models = Models(one, {"c": candidate}, {}, {})
         night: Any = SimpleNamespace(measured=SimpleNamespace(models=models), name="c")
-        flight = _Flight(night, CanaryConfig(), Due(0, "s", None), SimpleNamespace())
+        flight = _Flight(night, CanaryConfig(of="candidate"), Due(0, "s", None), SimpleNamespace())
         assert (flight._carrier().module is candidate.module) == is_own
         copied = _Flight(night, CanaryConfig(of="reference"), Due(0, "s", None), flight.progress)
         assert copied._carrier().module is not one.module

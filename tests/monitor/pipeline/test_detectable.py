@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.monitor.alerts.conftest import measurement
 
+from quantwatch.alerts.rules import evaluate
 from quantwatch.config.rules import RuleConfig
 from quantwatch.domain import Baseline, CandidateResult, Comparison, Detectable, Measurement, Scope
 from quantwatch.pipeline.detectable import Family, detectable
@@ -61,13 +62,54 @@ def test_an_outlier_rule() -> None:
     """Catches the limit of another layer, and a floor in place of a median that is larger."""
     rule = {"metric": "isolated_error", "scope": "layers.*", "kind": "median_ratio", "factor": 3}
     found = effect(rule, layers(LAYERS))
-    assert found.limit == pytest.approx(0.6)
-    assert found.value == pytest.approx(0.5)
+    assert found.scope == "layers.0"
+    # Once it is the largest, the median is the larger one of the other two.
+    assert found.limit == pytest.approx(0.9)
+    assert found.value == pytest.approx(0.8)
+    for share, alerts in ((0.99, 0), (1.01, 1)):
+        worse = layers({**LAYERS, "layers.0": 0.1 + share * 0.8})
+        config = RuleConfig.model_validate({"name": "r", **rule})
+        assert len(evaluate(worse, [config], noise_floor={})) == alerts
     quiet = effect(
         rule, layers(dict.fromkeys(LAYERS, 0.0)), floor={("isolated_error", "layers.1"): 1e-6}
     )
     assert (quiet.scope, quiet.expected) == ("layers.1", 0.0)
     assert quiet.value == pytest.approx((3 + Z80) * 1e-6)
+
+
+def test_an_outlier_of_two_is_never_one() -> None:
+    """Catches a number where no change at all is found: the worse layer is half of the median."""
+    rule = {"metric": "isolated_error", "scope": "layers.*", "kind": "median_ratio", "factor": 3}
+    found = effect(rule, layers({"layers.0": 0.1, "layers.1": 0.2}))
+    assert (found.value, found.reason) == (None, "too few layers: a worse one is the median itself")
+    head = effect({**rule, "scope": "head"}, layers({"head": 0.1}))
+    assert "no whole layer was measured" in head.reason
+
+
+@pytest.mark.parametrize(("policy", "value"), [("breach", 0.0), ("inconclusive", None)])
+def test_values_that_never_pass(policy: str, value: float | None) -> None:
+    """Catches an effect of what breaches, or can't be decided, whatever the rest does."""
+    rule = {"metric": "logit_kl", "threshold": 0.5, "non_finite": policy}
+    found = effect(rule, candidate(measurement("logit_kl", "model", 0.1, n_nan=1)))
+    assert found.value == value
+
+
+def test_an_estimate_needs_its_sample() -> None:
+    """Catches a limit that is passed and decides nothing: see alerts/estimated.py."""
+    rule = {"metric": "lens_kl_estimated", "scope": "layers.1", "threshold": 0.15}
+    estimate = measurement("lens_kl_estimated", "layers.1", 0.1)
+    assert effect(rule, candidate(estimate)).reason == "no exact sample supports it"
+    sample = replace(measurement("lens_kl_difference", "layers.1", 0.06), se=0.01)
+    found = effect(rule, candidate(estimate, sample))
+    assert found.value == pytest.approx(0.15 + 0.06 + 0.03 - 0.1)
+    for share, decided in ((0.99, False), (1.01, True)):
+        assert found.value is not None
+        worse = candidate(
+            measurement("lens_kl_estimated", "layers.1", 0.1 + share * found.value), sample
+        )
+        config = RuleConfig.model_validate({"name": "r", **rule})
+        (alert,) = evaluate(worse, [config], noise_floor={})
+        assert alert.is_decided is decided
 
 
 KL = {"metric": "logit_kl", "kind": "baseline", "min_effect": 0.1}
@@ -164,12 +206,14 @@ def test_reports() -> None:
     )
     said = detection_words(found)
     assert said == (
-        "found in 80% of nights: r a change of 0.1; r a change of 0.9 at layers.0. "
-        "Found by no night: r (2 prompts have values in only one of the runs)"
+        "Smallest change found in 80% of nights: r a change of 0.1; r a change of 0.9 at layers.0. "
+        "Found by no night: r (2 prompts have values in only one of the runs)."
     )
     paired, nothing, *_ = documents(found)
     assert (paired["change"], paired["expected"], paired["reason"]) == (0.1, 1.0, None)
     assert (nothing["change"], nothing["change_kind"], nothing["limit_kind"]) == (
         None, "missing", "missing",
     )  # fmt: skip
+    nothing_found = replace(NOW, detectable=(effect(KL, NOW, before=compared(lost=(3,))),))
+    assert str(detection_words(nothing_found)).startswith("Found by no night: r (")
     assert detection_words(NOW) is None

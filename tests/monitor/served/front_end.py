@@ -35,7 +35,8 @@ class FrontEnd:
 
     def __init__(self, model: Any, *, texts: tuple[str, ...] = (), context: int = 64) -> None:
         self.model, self.texts, self.context = model, texts, context
-        self.name, self.version, self.fingerprint = "tiny-int8", "0.11.0", "fp-1"
+        self.name, self.fingerprint = "tiny-int8", "fp-1"
+        self.version: str | float = "0.11.0"
         self.weight_version = "default"
         self.fault: Fault = lambda _self, _path, document: document
         self.requests: list[tuple[str, Document, dict[str, str]]] = []

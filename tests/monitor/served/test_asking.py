@@ -127,6 +127,16 @@ def test_vllm_is_asked_past_its_prefix_cache(opened: Open, server: FrontEnd) -> 
     assert one["add_special_tokens"] is False
 
 
+def test_another_attempt_does_not_meet_what_the_first_one_left(
+    opened: Open, server: FrontEnd
+) -> None:
+    """Catches a retry that is read from the cache of the attempt that timed out."""
+    server.fault = once(Reply(503))
+    opened("vllm").ask(PROMPT)
+    one, two = server.asked("/v1/completions")
+    assert one["cache_salt"] != two["cache_salt"]
+
+
 def test_llamacpp_is_asked_a_token_at_a_time(opened: Open, server: FrontEnd) -> None:
     opened("llamacpp").ask(replace(PROMPT, score_start=2))
     asked = server.asked("/completion")
@@ -166,8 +176,20 @@ def _of_first(**fields: Any) -> Callable[[Any], Any]:
         (lambda _: [1, 2], "no table"),
         (lambda row: {f"<{k}>": v for k, v in row.items()}, "token id is"),
         (lambda _: {"0": {"logprob": 0.0}}, "1 of 10"),
+        (lambda row: {f"9{k:0>10}": v for k, v in row.items()}, "token id is"),
     ],
-    ids=["null", "few", "nan", "positive", "no number", "sum", "list", "texts", "unwritten"],
+    ids=[
+        "null",
+        "few",
+        "nan",
+        "positive",
+        "no number",
+        "sum",
+        "list",
+        "texts",
+        "unwritten",
+        "huge",
+    ],
 )
 def test_one_bad_position_is_missing_alone(
     change: Any, words: str, opened: Open, server: FrontEnd
@@ -275,6 +297,7 @@ TRANSIENT = {
     "a list": Reply(200, b"[1]"),
     "no choices": Reply(200, b'{"choices": []}'),
     "choices of another kind": Reply(200, b'{"choices": 3}'),
+    "a number of 400 digits": Reply(200, b'{"created": ' + b"1" * 400 + b', "choices": []}'),
 }
 
 
@@ -482,6 +505,17 @@ def test_what_it_says_of_itself_must_be_the_same_at_the_end(opened: Open, server
         model.require_same()
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_without_a_value_say_nothing(value: float, opened: Open, server: FrontEnd) -> None:
+    """Catches a NaN that is another server each time, and an answer newer than all later ones."""
+    server.version = value
+    server.fault = always(lambda document: document | {"created": value})
+    model = opened()
+    model.require_same()
+    for _ in range(2):
+        assert reasons(model.ask(PROMPT)) == [""] * (len(IDS) - 1)
+
+
 def test_asked_again_it_differs_by_its_own_noise(opened: Open, server: FrontEnd) -> None:
     model = opened()
     before = model.ask(PROMPT)
@@ -535,6 +569,16 @@ def test_without_its_token_it_is_not_asked(opened: Open, server: FrontEnd) -> No
     with pytest.raises(ConfigError, match=r"cand: served\.token_env: .*SERVER_KEY is not set"):
         opened(token_env="SERVER_KEY")
     assert server.requests == []
+
+
+@pytest.mark.parametrize("token", ["sk-é", "sk-\n1"])
+def test_a_token_that_no_header_carries_is_named(
+    token: str, opened: Open, server: FrontEnd
+) -> None:
+    with pytest.raises(ConfigError, match="SERVER_KEY has characters that no header can carry"):
+        opened(token_env="SERVER_KEY", env={"SERVER_KEY": token})
+    assert server.requests == []
+    redaction.forget()
 
 
 def test_no_secret_of_the_server_is_kept(opened: Open) -> None:

@@ -7,11 +7,11 @@ computes something else although everything in the key is equal.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from quantwatch.capture.batches import Batch
+from quantwatch.capture.conditions import Kept
 from quantwatch.capture.course import Course
 from quantwatch.capture.floor import Floor
 from quantwatch.capture.layout import Layout, lay_out
@@ -23,22 +23,10 @@ from quantwatch.capture.stored.seen import pack_seen
 from quantwatch.capture.stored.traces import pack_trace, unpack_trace
 from quantwatch.capture.stored.use import Audit
 from quantwatch.capture.trace import LiveTraceSource, Trace
-from quantwatch.domain import Observation
 from quantwatch.models.loaded import LoadedModel
 from quantwatch_kernels.compare.output import output_statistics
 
 _HEAD_ROWS = 8
-
-
-@dataclass
-class Seen:
-    """A sink that keeps what it is told."""
-
-    observations: list[Observation] = field(default_factory=list)
-
-    def observe(self, observation: Observation) -> None:
-        """Keep an observation."""
-        self.observations.append(observation)
 
 
 class Auditor:
@@ -64,7 +52,7 @@ class Auditor:
 
     def conditions(self, stored: Packed) -> Audit:
         """Hold the noise floor's other conditions against what was stored."""
-        seen = Seen()
+        seen = Kept()
         said = self._floor.conditions(seen)
         return _audit(CONDITIONS, [difference(pack_seen(seen.observations, said), stored)])
 
@@ -79,7 +67,7 @@ class Auditor:
         trace = self._source.trace(batch, rows)
         found = [difference(pack_trace(trace, rows), stored)]
         if floor is not None:
-            seen = Seen()
+            seen = Kept()
             said = self._floor.beside(trace, seen)
             found.append(difference(pack_seen(seen.observations, said), floor))
         kl = self._store_floor(trace, unpack_trace(stored, batch, rows), layout)

@@ -41,6 +41,8 @@ def opened(shelf: Shelf | str | None, night: Night) -> Iterator[Kept | Recorder 
     completed inside.
     """
     night.use.is_wanted = shelf is not None
+    if isinstance(shelf, Shelf) and night.course.long:
+        shelf = "prompts that go in chunks are not kept: an audit could compute no chunk alone"
     if not isinstance(shelf, Shelf):
         night.use.notes += [] if shelf is None else [shelf]
         yield None

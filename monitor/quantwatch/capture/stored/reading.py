@@ -42,6 +42,12 @@ class Kept:
             f"at {audit.first}. It is dropped and the reference was run"
         )
 
+    def lacks_sketches(self) -> None:
+        """Note, once, that a candidate's vocabulary is another one than the recorded night's."""
+        why = "estimates of another number of ids than were recorded: sketched anew every night"
+        if why not in self._use.notes:
+            self._use.notes.append(why)
+
     def _drop(self, why: str) -> None:
         self.is_whole = False
         self._shelf.drop(self._key)

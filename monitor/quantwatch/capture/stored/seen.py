@@ -50,6 +50,7 @@ def _record(packed: Packed, at: str, seen: Observation) -> Json:
         "top": seen.top is not None,
         "nonfinite": None if born is None else [born.scope, born.prompt, born.position],
         "loads": [load.scope for load in seen.loads],
+        "offset": seen.offset,
     }
 
 
@@ -62,6 +63,7 @@ def _matrix(packed: Packed, at: str, matrix: TokenMatrix) -> Json:
         "scopes": list(matrix.scopes),
         "role": matrix.role,
         "positions": matrix.positions is not None,
+        "num_missing": matrix.num_missing,
     }
 
 
@@ -86,6 +88,7 @@ def _observation(packed: Packed, at: str, record: Json) -> Observation:
             )
             for n, scope in enumerate(record["loads"])
         ),
+        record["offset"],
     )
 
 
@@ -96,4 +99,5 @@ def _restored(packed: Packed, at: str, record: Json) -> TokenMatrix:
         packed[f"{at} values"].numpy(),
         packed[f"{at} positions"].numpy() if record["positions"] else None,
         record["role"],
+        record["num_missing"],
     )

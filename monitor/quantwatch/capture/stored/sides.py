@@ -9,11 +9,12 @@ from collections.abc import Callable
 from torch import Tensor
 
 from quantwatch.capture.batches import Batch
+from quantwatch.capture.conditions import Kept as Observed
 from quantwatch.capture.course import Course
 from quantwatch.capture.layout import lay_out
 from quantwatch.capture.outputs import Head
 from quantwatch.capture.sketches import LayerSketch
-from quantwatch.capture.stored.audit import Seen, head_floor
+from quantwatch.capture.stored.audit import head_floor
 from quantwatch.capture.stored.damage import DamagedError
 from quantwatch.capture.stored.packing import Packed
 from quantwatch.capture.stored.parts import batch_part, file_of, sketch_part
@@ -65,7 +66,7 @@ class RecordingSide(LiveSide):
 
     def part(self, name: str, measure: Measure) -> Json:
         """Measure a part of the noise floor and keep what was seen."""
-        seen = Seen()
+        seen = Observed()
         said = measure(seen)
         for observation in seen.observations:
             self._floor.observe(observation)
@@ -88,9 +89,15 @@ class StoredSide(LiveSide):
     """A reference that is read back; from damage on it is run."""
 
     def __init__(self, live: TraceSource, floor: Sink, kept: Kept, course: Course) -> None:
-        super().__init__(_StoredSource(live, kept, course), floor)
+        self._stored = _StoredSource(live, kept, course)
+        super().__init__(self._stored, floor)
         self.facts = kept.manifest.facts
         self._kept = kept
+
+    def keep(self, trace: Trace) -> None:
+        """Note sketches that this night had to make: a whole entry gets no more of them."""
+        if self._kept.is_whole and set(trace.sketches) - self._stored.widths:
+            self._kept.lacks_sketches()
 
     def part(self, name: str, measure: Measure) -> Json:
         """Repeat what was seen of a part of the noise floor."""
@@ -147,6 +154,8 @@ class _StoredSource:
         self._live = live
         self._kept = kept
         self._course = course
+        self.widths: set[int] = set()
+        """Numbers of ids of the last trace's stored sketches."""
 
     def head(self, inputs: Tensor) -> Head:
         """Return the reference's head on inputs [R, H] of one batch: it is there, and run."""
@@ -160,6 +169,7 @@ class _StoredSource:
             try:
                 trace = unpack_trace(packed, batch, linear_rows)
                 trace.sketches = self._sketches(sketch_part(number))
+                self.widths = set(trace.sketches)
                 return trace
             except DamagedError as error:
                 self._kept.damaged(str(error))
