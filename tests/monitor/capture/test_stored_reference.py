@@ -23,6 +23,7 @@ from quantwatch.capture.stored.manifest import Manifest
 from quantwatch.capture.stored.packing import Packed, difference
 from quantwatch.capture.stored.parts import file_of
 from quantwatch.capture.stored.shelf import Shelf
+from quantwatch.capture.stored.sketches import unpack_sketches
 from quantwatch.domain import Suite
 from quantwatch.models.loaded import LoadedModel
 
@@ -167,7 +168,7 @@ def test_sketches_of_another_vocabulary_are_noted(kit: Any, tmp_path: Path) -> N
     shelf = Shelf(tmp_path)
     night(kit, one, shelf, plan=plan)
     assert night(kit, one, shelf, plan=plan).use["notes"] == []
-    known = sides.unpack_sketches
+    known = unpack_sketches
     with pytest.MonkeyPatch.context() as patch:
         wider = lambda packed: {width + 1: each for width, each in known(packed).items()}  # noqa: E731
         patch.setattr(sides, "unpack_sketches", wider)
