@@ -129,7 +129,7 @@ def test_the_table_is_the_default(run: Run, fake: Any, make: Any) -> None:
     fake.candidates = (make.faulty(),)
     outcome = run("check", "run", "nightly")
     assert "layers.2.mlp.down_proj" in outcome.out
-    assert "estimate: 1.0 GB of memory (8.0 GB free), 3900 tokens, about 2 min" in outcome.err
+    assert "estimate: 1.0 GB of memory (8.0 GB free), 3,900 tokens, about 2 min" in outcome.err
     assert "measure: done in" in outcome.err
 
 
