@@ -31,12 +31,12 @@ def serve(url: str, port: int, address: str = LOOPBACK, config: Path | None = No
     It reads from the configuration who may do what, and what a check measures.
     """
     check_port(port, address)
-    command = launcher().command(port, address)
+    launch = launcher()
+    command = launch.command(port, address)
     shown = "localhost" if address == LOOPBACK else address
     whisper(f"dashboard: http://{shown}:{port} (Ctrl-C ends it)")
     sys.stdout.flush()
-    known = {} if config is None else {"QUANTWATCH_CONFIG": str(config.absolute())}
-    os.execve(command[0], command, os.environ | {"QUANTWATCH_DATABASE_URL": url} | known)
+    os.execve(command[0], command, launch.environment(url, config))
 
 
 def launcher() -> Any:
