@@ -266,6 +266,29 @@ def test_the_estimate_counts_tokens_and_bytes(folder: Path) -> None:
     assert expected.free_bytes > 0
 
 
+def test_the_estimate_counts_the_caches_of_long_prompts(folder: Path) -> None:
+    """Catches a run of 32,768 tokens that is started although only its weights fit."""
+    plain, chunked = (
+        estimate(
+            request_for(
+                folder,
+                FAULTY,
+                {"name": "b", "model": "tiny", "dtype": "bfloat16"},
+                prefill_chunk=size,
+            )
+        )
+        for size in (1000, 4)
+    )
+    settings = tiny().config
+    longest = max(len(text.split()) for text in json.loads((folder / "prompts.json").read_text()))
+    heads = settings.num_key_value_heads * settings.head_dim
+    caches = 2 * heads * settings.num_hidden_layers * longest * (4 + 4 + 2)
+    assert plain.memory_bytes is not None
+    assert chunked.memory_bytes == plain.memory_bytes + caches + 5 * 4 * longest
+    assert not chunked.more_caches
+    assert plain.recorded_bytes is None
+
+
 def test_a_corrupt_candidate_spoils_no_other(folder: Path) -> None:
     """Catches an estimate that reads all headers and ends the run for one broken candidate."""
     shutil.copytree(folder / "tiny", folder / "corrupt")
