@@ -125,7 +125,7 @@ class ServedMeasurer:
         kept = [at for at, one in enumerate(positions) if isinstance(one, Position)]
         index = torch.tensor(kept, dtype=torch.int64)
         rows, targets = layout.rows[span][index], layout.targets[span][index]
-        told = _told([one for one in positions if isinstance(one, Position)], model.top_k)
+        told = _told([one for one in positions if isinstance(one, Position)], model.terms.top_k)
         found = self._statistics(head, rows, targets, told, model)
         standing.beyond += int(told.target.isnan().sum())
         places = prompt.score_start + np.array(kept, dtype=np.int64)
@@ -148,7 +148,7 @@ class ServedMeasurer:
                     told.rows(part),
                     targets[part],
                     reference_dtype=self._dtype,
-                    candidate_dtype=model.dtype,
+                    candidate_dtype=model.terms.dtype,
                 )
             )
         return ServedStatistics(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
@@ -213,7 +213,7 @@ def _words(standing: _Standing) -> list[str]:
     if standing.beyond:
         words.append(
             f"{standing.beyond:,} of {standing.num_read:,} next tokens are beyond its "
-            f"{standing.model.top_k} likeliest: NLL and perplexity are of the others, likelier ones"
+            f"{standing.model.terms.top_k} likeliest: NLL and perplexity are of the others, likelier ones"
         )
     return words
 
