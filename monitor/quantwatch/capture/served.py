@@ -5,7 +5,7 @@ token is asked for; what can't be read is missing, counted with its reason, and 
 server that answers for another model, or not at all, fails alone: the other candidates go on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +50,36 @@ class _Standing:
     repeat: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What one server told of one prompt."""
+
+    kept: Tensor
+    """Which of the positions that it was asked for it answered, ascending."""
+    answers: Told
+    """One row per such position."""
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, positions: Positions, model: ServedModel) -> "_Told":
+        """Return a server's answers as tensors."""
+        kept = [at for at, one in enumerate(positions) if isinstance(one, Position)]
+        found = [one for one in positions if isinstance(one, Position)]
+        top_k = model.terms.top_k
+        ids = torch.tensor([one.ids for one in found], dtype=torch.int64).view(-1, top_k)
+        logprobs = torch.tensor([one.logprobs for one in found], dtype=torch.float64)
+        targets = [np.nan if one.target is None else one.target for one in found]
+        target = torch.tensor(targets, dtype=torch.float64)
+        answers = Told(ids, logprobs.view(-1, top_k), target)
+        return cls(torch.tensor(kept, dtype=torch.int64), answers, model.terms.dtype)
+
+    def within(self, first: int, stop: int) -> slice:
+        """Return which of its answers are of positions `first` … `stop` − 1."""
+        bounds = torch.tensor([first, stop])
+        start, end = torch.searchsorted(self.kept, bounds).tolist()
+        return slice(start, end)
+
+
 class ServedMeasurer:
     """Compares servers with a source's traces; findings go to the sink and into the report."""
 
@@ -79,8 +109,8 @@ class ServedMeasurer:
         head = self._source.head(trace.head_input)
         for number, prompt in enumerate(layout.batch.prompts):
             told = self._ask(prompt, progress)
-            for name, positions in told.items():
-                self._sink.observe(self._compared(name, head, layout, number, positions))
+            for found in self._compared(told, head, layout, number):
+                self._sink.observe(found)
 
     def finish(self) -> None:
         """Prove that every server is still the one it was, and say what is missing."""
@@ -118,40 +148,52 @@ class ServedMeasurer:
             standing.repeat = model.repeat(*standing.shortest)
 
     def _compared(
-        self, name: str, head: Head, layout: Layout, number: int, positions: Positions
-    ) -> Observation:
-        standing, prompt = self._standings[name], layout.batch.prompts[number]
-        span, model = layout.spans[number], standing.model
-        kept = [at for at, one in enumerate(positions) if isinstance(one, Position)]
-        index = torch.tensor(kept, dtype=torch.int64)
-        rows, targets = layout.rows[span][index], layout.targets[span][index]
-        told = _told([one for one in positions if isinstance(one, Position)], model.terms.top_k)
-        found = self._statistics(head, rows, targets, told, model)
-        standing.beyond += int(told.target.isnan().sum())
-        places = prompt.score_start + np.array(kept, dtype=np.int64)
-        matrices = _matrices(found, places, len(positions))
-        birth = self._birth(found, prompt, places)
-        return Observation(name, prompt.index, matrices, first_nonfinite=birth)
+        self, told: Mapping[str, Positions], head: Head, layout: Layout, number: int
+    ) -> Iterator[Observation]:
+        """Yield what every server's answers are worth; the reference is read off once for all."""
+        prompt, span = layout.batch.prompts[number], layout.spans[number]
+        known = {name: _Told.of(told[name], self._standings[name].model) for name in told}
+        asked = max((len(positions) for positions in told.values()), default=0)
+        rows, targets = layout.rows[span][:asked], layout.targets[span][:asked]
+        for name, found in self._statistics(head, rows, targets, known).items():
+            self._standings[name].beyond += int(known[name].answers.target.isnan().sum())
+            places = prompt.score_start + known[name].kept.numpy()
+            matrices = _matrices(found, places, asked)
+            birth = self._birth(found, prompt, places)
+            yield Observation(name, prompt.index, matrices, first_nonfinite=birth)
 
     def _statistics(
-        self, head: Head, rows: Tensor, targets: Tensor, told: Told, model: ServedModel
-    ) -> ServedStatistics:
-        """Read the reference off a chunk of rows at a time: its logits are large."""
+        self, head: Head, rows: Tensor, targets: Tensor, known: Mapping[str, "_Told"]
+    ) -> dict[str, ServedStatistics]:
+        """Read the reference off a chunk of rows at a time: its logits are large.
+
+        The rows are all that were asked for, whoever answered: products of other shapes round
+        otherwise, and no server's numbers may depend on another one.
+        """
         step = max(1, chunk_rows(head.readout, len(rows)))
-        parts = []
+        parts: dict[str, list[ServedStatistics]] = {name: [] for name in known}
         for first in range(0, max(len(rows), 1), step):
             part = slice(first, first + step)
             z_ref = head.logits(rows[part], into="reference logits").cpu()
-            parts.append(
-                served_statistics(
-                    z_ref,
-                    told.rows(part),
-                    targets[part],
-                    reference_dtype=self._dtype,
-                    candidate_dtype=model.terms.dtype,
-                )
-            )
-        return ServedStatistics(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+            for name, one in known.items():
+                parts[name].append(self._chunk(z_ref, targets[part], one, first))
+        return {
+            name: ServedStatistics(*(torch.cat(columns) for columns in zip(*found, strict=True)))
+            for name, found in parts.items()
+        }
+
+    def _chunk(self, z_ref: Tensor, targets: Tensor, one: "_Told", first: int) -> ServedStatistics:
+        """Compare one server's answers with a chunk of the reference's logits [rows, V]."""
+        own = one.within(first, first + len(z_ref))
+        at = one.kept[own] - first
+        everything = len(at) == len(z_ref)
+        return served_statistics(
+            z_ref if everything else z_ref[at],
+            one.answers.rows(own),
+            targets[at],
+            reference_dtype=self._dtype,
+            candidate_dtype=one.dtype,
+        )
 
     def _birth(
         self, found: ServedStatistics, prompt: Prompt, places: NDArray[np.int64]
@@ -177,13 +219,6 @@ def _answer(standing: _Standing, prompt: Prompt) -> Positions:
     if num_read and (known is None or len(prompt.token_ids) < len(known[0].token_ids)):
         standing.shortest = prompt, positions
     return positions
-
-
-def _told(positions: list[Position], top_k: int) -> Told:
-    ids = torch.tensor([one.ids for one in positions], dtype=torch.int64).view(-1, top_k)
-    logprobs = torch.tensor([one.logprobs for one in positions], dtype=torch.float64)
-    targets = [np.nan if one.target is None else one.target for one in positions]
-    return Told(ids, logprobs.view(-1, top_k), torch.tensor(targets, dtype=torch.float64))
 
 
 def _matrices(
