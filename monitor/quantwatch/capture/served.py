@@ -246,9 +246,10 @@ def _words(standing: _Standing) -> list[str]:
         total = standing.num_read + missing.total()
         words.append(f"{missing.total():,} of {total:,} positions are missing: {reasons}")
     if standing.beyond:
+        top_k = standing.model.terms.top_k
         words.append(
-            f"{standing.beyond:,} of {standing.num_read:,} next tokens are beyond its "
-            f"{standing.model.terms.top_k} likeliest: NLL and perplexity are of the others, likelier ones"
+            f"{standing.beyond:,} of {standing.num_read:,} next tokens are beyond its {top_k} "
+            "likeliest: NLL and perplexity are of the others, likelier ones"
         )
     return words
 

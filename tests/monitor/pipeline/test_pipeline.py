@@ -11,6 +11,7 @@ import torch
 from tests.monitor.tiny_models import llama, save_word_model
 
 import quantwatch
+from quantwatch.capture import long_prompts, prefill
 from quantwatch.config.schema import CheckConfig
 from quantwatch.domain import RunResult, RunStatus, Verdict
 from quantwatch.errors import IncompatibleError, ModelError, PromptError, UserError
@@ -264,6 +265,24 @@ def test_the_estimate_counts_tokens_and_bytes(folder: Path) -> None:
     assert expected.memory_bytes - (400 << 20) == 3 * weights
     assert expected.seconds is not None
     assert expected.free_bytes > 0
+
+
+def test_every_model_is_tried_in_chunks_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches five passes more per candidate: streamed, each of them reads all of its layers."""
+    tried: list[str] = []
+    real = prefill.prefill_effect
+
+    def noted(model: Any, prompt: Any, *, is_reference: bool) -> float:
+        tried.append(model.variant.name)
+        return real(model, prompt, is_reference=is_reference)
+
+    monkeypatch.setattr(long_prompts, "prefill_effect", noted)
+    two = (FAULTY, {"name": "same", "model": "tiny"})
+    run = run_check(request_for(folder, *two, prefill_chunk=4), database=None, progress=Quiet())
+    names = ["reference", "faulty", "same"]
+    assert sorted(tried) == sorted(names)
+    assert run.capture["prefill_effect"].keys() == set(names)
+    assert all(0 <= effect < 1e-3 for effect in run.capture["prefill_effect"].values())
 
 
 def test_the_estimate_counts_the_caches_of_long_prompts(folder: Path) -> None:
