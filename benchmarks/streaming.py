@@ -70,7 +70,6 @@ def child(folder: Path, memory: str, tokens: int, limit: int) -> None:
     if limit:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     import torch
-    from side_by_side import Quiet
 
     from quantwatch.capture.plan import CapturePlan
     from quantwatch.capture.side_by_side import capture_suite
@@ -99,10 +98,18 @@ def child(folder: Path, memory: str, tokens: int, limit: int) -> None:
     suite = suite_from_token_ids(ids, None, num_tokens=VOCABULARY)
     plan = replace(CapturePlan(), batch_tokens=tokens)
     with Aggregator(suite, cache / "spool") as sink:
-        capture_suite(models, suite, plan, sink, NoiseFloor(), Quiet())
+        capture_suite(models, suite, plan, sink, NoiseFloor(), _Quiet())
         kl = [float(b.values.mean()) for b in sink.blocks("faulty") if b.metric == "logit_kl"]
     seconds = {"load_s": loaded - started, "capture_s": time.perf_counter() - loaded}
     print(json.dumps({**seconds, "peak_rss_mb": _peak_mb(), "kl": kl}))
+
+
+class _Quiet:
+    def start(self, stage: str, total_tokens: int) -> None:
+        pass
+
+    def advance(self, tokens: int) -> None:
+        pass
 
 
 def _peak_mb() -> float:
