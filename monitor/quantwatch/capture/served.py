@@ -16,6 +16,7 @@ from torch import Tensor
 from quantwatch.capture.layout import Layout
 from quantwatch.capture.outputs import Head, chunk_rows
 from quantwatch.capture.report import CaptureReport
+from quantwatch.capture.served_answers import Answers
 from quantwatch.capture.trace import Trace, TraceSource
 from quantwatch.domain import (
     HEAD,
@@ -30,7 +31,7 @@ from quantwatch.domain import (
 from quantwatch.models.served.answers import Position, Positions
 from quantwatch.models.served.model import ServedModel
 from quantwatch.models.served.trouble import UnusableServerError
-from quantwatch_kernels.compare.served import ServedStatistics, Told, served_statistics
+from quantwatch_kernels.compare.served import ServedStatistics, served_statistics
 
 Matrix = NDArray[np.float64]
 _OF_TARGETS = ("delta_p", "nll_reference", "nll_candidate", "nll_difference")
@@ -48,36 +49,6 @@ class _Standing:
     beyond: int = 0
     """Targets that it tells nothing of, being beyond its top k."""
     repeat: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """What one server told of one prompt."""
-
-    kept: Tensor
-    """Which of the positions that it was asked for it answered, ascending."""
-    answers: Told
-    """One row per such position."""
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, positions: Positions, model: ServedModel) -> "_Told":
-        """Return a server's answers as tensors."""
-        kept = [at for at, one in enumerate(positions) if isinstance(one, Position)]
-        found = [one for one in positions if isinstance(one, Position)]
-        top_k = model.terms.top_k
-        ids = torch.tensor([one.ids for one in found], dtype=torch.int64).view(-1, top_k)
-        logprobs = torch.tensor([one.logprobs for one in found], dtype=torch.float64)
-        targets = [np.nan if one.target is None else one.target for one in found]
-        target = torch.tensor(targets, dtype=torch.float64)
-        answers = Told(ids, logprobs.view(-1, top_k), target)
-        return cls(torch.tensor(kept, dtype=torch.int64), answers, model.terms.dtype)
-
-    def within(self, first: int, stop: int) -> slice:
-        """Return which of its answers are of positions `first` … `stop` − 1."""
-        bounds = torch.tensor([first, stop])
-        start, end = torch.searchsorted(self.kept, bounds).tolist()
-        return slice(start, end)
 
 
 class ServedMeasurer:
@@ -152,18 +123,18 @@ class ServedMeasurer:
     ) -> Iterator[Observation]:
         """Yield what every server's answers are worth; the reference is read off once for all."""
         prompt, span = layout.batch.prompts[number], layout.spans[number]
-        known = {name: _Told.of(told[name], self._standings[name].model) for name in told}
+        known = {name: Answers.of(told[name], self._standings[name].model) for name in told}
         asked = max((len(positions) for positions in told.values()), default=0)
         rows, targets = layout.rows[span][:asked], layout.targets[span][:asked]
         for name, found in self._statistics(head, rows, targets, known).items():
-            self._standings[name].beyond += int(known[name].answers.target.isnan().sum())
+            self._standings[name].beyond += int(known[name].told.target.isnan().sum())
             places = prompt.score_start + known[name].kept.numpy()
             matrices = _matrices(found, places, asked)
             birth = self._birth(found, prompt, places)
             yield Observation(name, prompt.index, matrices, first_nonfinite=birth)
 
     def _statistics(
-        self, head: Head, rows: Tensor, targets: Tensor, known: Mapping[str, "_Told"]
+        self, head: Head, rows: Tensor, targets: Tensor, known: Mapping[str, Answers]
     ) -> dict[str, ServedStatistics]:
         """Read the reference off a chunk of rows at a time: its logits are large.
 
@@ -182,14 +153,14 @@ class ServedMeasurer:
             for name, found in parts.items()
         }
 
-    def _chunk(self, z_ref: Tensor, targets: Tensor, one: "_Told", first: int) -> ServedStatistics:
+    def _chunk(self, z_ref: Tensor, targets: Tensor, one: Answers, first: int) -> ServedStatistics:
         """Compare one server's answers with a chunk of the reference's logits [rows, V]."""
         own = one.within(first, first + len(z_ref))
         at = one.kept[own] - first
         everything = len(at) == len(z_ref)
         return served_statistics(
             z_ref if everything else z_ref[at],
-            one.answers.rows(own),
+            one.told.rows(own),
             targets[at],
             reference_dtype=self._dtype,
             candidate_dtype=one.dtype,

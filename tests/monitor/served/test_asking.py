@@ -15,7 +15,7 @@ import torch
 from tests.monitor.served.conftest import NUM_WORDS, WORDS
 from tests.monitor.served.front_end import Document, FrontEnd, Reply
 
-from quantwatch.capture.served import _Told
+from quantwatch.capture.served_answers import Answers
 from quantwatch.config.schema import VariantConfig
 from quantwatch.domain import Prompt, Suite
 from quantwatch.errors import ConfigError, IncompatibleError, ModelError
@@ -309,7 +309,7 @@ def test_openai_texts_that_fall_together_hide_no_rank(
     assert hidden
     seed = torch.Generator().manual_seed(0)
     reference = torch.randn(len(positions), NUM_WORDS, dtype=torch.float64, generator=seed)
-    told = _Told.of(positions, opened("openai")).answers
+    told = Answers.of(positions, opened("openai")).told
     bounds = served_statistics(
         reference,
         told,
