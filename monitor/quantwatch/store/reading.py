@@ -53,8 +53,7 @@ def read_results(
 ) -> dict[str, RunResult]:
     """Return several runs' results by id; those that are not there are left out.
 
-    With `metric`, of all measurements and noise floors only that metric's are read, and nothing of
-    what the rules could have found.
+    With `metric`, of measurements and floors only that metric's are read, and no minimum effects.
     """
     rows = session.execute(_header(run_ids)).all()
     candidates = _candidates(session, run_ids, metric)
@@ -130,8 +129,7 @@ def _candidates(
     found: dict[str, list[CandidateResult]] = {}
     for row, variant in rows:
         plain = _candidate(row, variant, tuple(measured.get(row.id, ())))
-        known = replace(plain, detectable=could.get(row.id, ()))
-        found.setdefault(row.run_id, []).append(known)
+        found.setdefault(row.run_id, []).append(replace(plain, detectable=could.get(row.id, ())))
     return found
 
 
