@@ -1,11 +1,11 @@
 """Per-layer KL at every layer and position by the estimator: what it costs, how far it is off.
 
 Prints JSON. One process, pinned threads; every round times the candidate's bare forward and the
-parts of its pass one after another on the same window of 256 tokens of core-v1. Figures are medians
-of ratios within rounds, of CPU time: other work on the machine stretches clocks. `pass` is the
-candidate's whole share: its forward with the product of its head, all taps, and the estimates.
-`sketch` is what the reference pays once. Errors are against the fused exact lens at every layer and
-position.
+parts of its pass one after another on the same window of 256 tokens of core-v1, after a window that
+isn't timed. Figures are medians of ratios within rounds, of CPU time: other work on the machine
+stretches clocks. `pass` is the candidate's whole share: its forward with the product of its head,
+all taps, and the estimates. `sketch` is what the reference pays once. Errors are against the fused
+exact lens at every layer and position.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import platformdirs
 import torch
 from numpy.typing import NDArray
+from side_by_side import CACHE, WINDOW, windows
 
 from quantwatch.capture.batches import Batch
 from quantwatch.capture.compare import Reading, read_candidate
@@ -33,14 +33,11 @@ from quantwatch.capture.probe import Probe
 from quantwatch.capture.readout import readout_of
 from quantwatch.capture.sketches import LayerSketch, sketch_layers
 from quantwatch.capture.trace import LiveTraceSource, Trace
-from quantwatch.config.schema import SuiteConfig, VariantConfig
+from quantwatch.config.schema import VariantConfig
 from quantwatch.models.loaded import LoadedModel
 from quantwatch.models.loading import load_variant
-from quantwatch.prompts.loading import load_suite, suite_from_token_ids
 from quantwatch_kernels.compare.lens import Readout
 
-CACHE = Path(platformdirs.user_cache_dir("quantwatch"))
-WINDOW = 256
 TARGETS = {"pass": 1.35, "layer_mean": 0.01, "token_median": 0.05}
 Matrix = NDArray[np.float64]
 
@@ -56,14 +53,8 @@ def load(name: str) -> LoadedModel:
 
 
 def batches(model: LoadedModel, tokens: int) -> tuple[str, list[Batch]]:
-    """Return the suite's hash and windows of core-v1, again if it runs out."""
-    suite = load_suite(
-        SuiteConfig(name="core-v1"), model.tokenizer, base_dir=Path(), max_positions=8192
-    )
-    ids = [i for prompt in suite.prompts for i in prompt.token_ids]
-    ids *= 1 + tokens // len(ids)
-    rows = [ids[start : start + WINDOW] for start in range(0, tokens, WINDOW)]
-    cut = suite_from_token_ids(rows, model.tokenizer)
+    """Return the hash of a suite of windows, and each as a batch."""
+    cut = windows(model.tokenizer, -(-tokens // WINDOW))
     return cut.hash, [Batch((prompt,)) for prompt in cut.prompts]
 
 
@@ -162,8 +153,10 @@ def measure(name: str, reference: LoadedModel, sizes: argparse.Namespace) -> dic
     with ExitStack() as stack, torch.no_grad():
         probes = [stack.enter_context(Probe(m.variant.name, m)) for m in (reference, load(name))]
         bench = Bench(probes[0], probes[1], plan)
-        digest, windows = batches(reference, sizes.tokens)
-        found = [bench.window(batch, digest, sizes.rounds) for batch in windows]
+        digest, cut = batches(reference, sizes.tokens)
+        bench.window(cut[0], digest, 1)  # warm up: buffers, native code, pages of the weights
+        bench.times.clear()
+        found = [bench.window(batch, digest, sizes.rounds) for batch in cut]
     estimated, exact = (np.concatenate(side, axis=1) for side in zip(*found, strict=True))
     layers = tuple(f"layers.{n}" for n in range(len(exact)))
     return {"ratio_to_bare": bench.ratios(sizes.rounds), "errors": errors(estimated, exact, layers)}

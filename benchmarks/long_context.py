@@ -128,6 +128,8 @@ def _bare(models: Any, suite: Any, chunk: int, _: Path) -> dict[str, Any]:
 
 
 def _observed(models: Any, suite: Any, chunk: int, folder: Path) -> dict[str, Any]:
+    from side_by_side import Quiet
+
     from quantwatch.capture.plan import CapturePlan
     from quantwatch.capture.side_by_side import capture_suite
     from quantwatch.metrics.aggregate import Aggregator
@@ -135,7 +137,7 @@ def _observed(models: Any, suite: Any, chunk: int, folder: Path) -> dict[str, An
 
     plan = CapturePlan(prefill_chunk=chunk)
     with Aggregator(suite, folder) as sink:
-        capture_suite(models, suite, plan, sink, NoiseFloor(), _Quiet())
+        capture_suite(models, suite, plan, sink, NoiseFloor(), Quiet())
         captured = _status("VmHWM")
         rows = sink.measurements("candidate")
         ranges = list(sink.by_position("candidate"))
@@ -149,14 +151,6 @@ def _observed(models: Any, suite: Any, chunk: int, folder: Path) -> dict[str, An
         "logit_kl_by_position": {each.name: each.mean for each in output},
         "lens_kl_by_position": {each.name: each.mean for each in ranges if each not in output},
     }
-
-
-class _Quiet:
-    def start(self, stage: str, total_tokens: int) -> None:
-        pass
-
-    def advance(self, tokens: int) -> None:
-        pass
 
 
 def measured(kind: str, tokens: int, chunk: int) -> dict[str, Any]:

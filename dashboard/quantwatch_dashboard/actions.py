@@ -6,15 +6,10 @@ is opened for writing only when there is something to write. Raises AccessError 
 too low, UserError and StoreError in sentences that can be shown.
 """
 
-import os
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from pathlib import Path
 
 from quantwatch.alerts.silences import checked_matcher
-from quantwatch.config.load import find_config, load_config
-from quantwatch.config.parsing import parse
-from quantwatch.config.schema import CheckConfig
 from quantwatch.errors import NotFoundError, UserError
 from quantwatch.store import (
     applied,
@@ -35,13 +30,13 @@ from quantwatch.store.session import Database
 from quantwatch.store.silences import StoredSilence
 from quantwatch.store.triggers import Triggered
 from quantwatch_dashboard.queries import connection
+from quantwatch_dashboard.queries.configured import configured
 from quantwatch_dashboard.roles import AccessError, Person, Role
 
 __all__ = [
     "AccessError",
     "acknowledge",
     "cancel_run",
-    "configured",
     "enable_endpoint",
     "pause",
     "pin",
@@ -62,7 +57,7 @@ _SAME_PRESS = timedelta(minutes=1)
 def run_now(person: Person, check: str, key: str) -> Triggered:
     """Queue a run of a check as the service works with it; one key starts one run."""
     person.require(Role.OPERATOR, f"Running {check}")
-    config, folder = configured(check)
+    config, folder = configured(connection.url(), check)
     wanted = NewRun.of(check, config, folder, slot_key="")
     return triggers.trigger(_writable(), wanted, actor=person.name, key=key)
 
@@ -204,26 +199,6 @@ def release(person: Person, check: str) -> bool:
             return False
     quarantine.lift_quarantine(_writable(), check, person.name)
     return True
-
-
-def configured(check: str) -> tuple[CheckConfig, str]:
-    """Return a check and its folder: as the service applied them, else as the file has them.
-
-    Raises UserError when neither knows it: nobody could say what to measure.
-    """
-    with _readable().reader() as session:
-        known = applied.applied_checks(session).get(check)
-    if known is not None:
-        return parse(CheckConfig, known.config, f"check {check} as it was applied"), known.folder
-    path = find_config(Path.cwd(), os.environ)
-    in_file = load_config(path).checks if path is not None else {}
-    if path is None or check not in in_file:
-        where = f"nor in {path}" if path is not None else "and this page knows no quantwatch.toml"
-        raise UserError(
-            f"Check {check!r} is not among those that the service works with, {where}: nobody "
-            "could say what to measure."
-        )
-    return in_file[check], str(path.resolve().parent)
 
 
 def _is_paused(check: str) -> bool:

@@ -1,12 +1,15 @@
 """One check, as its page reads it from a filled database."""
 
+from typing import Any
+
 import pytest
 
 from quantwatch.domain import Verdict
 from quantwatch.errors import UserError
+from quantwatch.store import applied
 from quantwatch_dashboard.logic.naming import Statistic
 from quantwatch_dashboard.queries import check as check_queries
-from quantwatch_dashboard.queries import overview, runs
+from quantwatch_dashboard.queries import configured, overview, runs
 
 
 def test_a_check_with_its_nights(demo_url: str) -> None:
@@ -60,3 +63,21 @@ def test_an_unknown_check_is_named(demo_url: str) -> None:
         check_queries.summary(demo_url, "nightli")
     assert check_queries.trend(demo_url, "nightli") == ()
     assert check_queries.marks(demo_url, "nightli") == ()
+
+
+def test_what_a_check_would_measure_is_not_read_at_every_click(
+    demo_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches all applied checks read and parsed once per rerun, for the state of one button."""
+    real, reads = applied.applied_checks, []
+
+    def counted(session: Any) -> Any:
+        reads.append(1)
+        return real(session)
+
+    configured.why_not.clear()
+    monkeypatch.setattr(applied, "applied_checks", counted)
+    said = [configured.why_not(demo_url, "compare") for _ in range(3)]
+    assert len(reads) == 1
+    assert said[0].startswith("Check 'compare' is not among those that the service works with")
+    assert said == said[:1] * 3

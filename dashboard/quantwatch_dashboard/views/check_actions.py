@@ -2,10 +2,10 @@
 
 import streamlit as st
 
-from quantwatch.errors import UserError
 from quantwatch_dashboard import actions
 from quantwatch_dashboard.components import answers, asking
 from quantwatch_dashboard.logic.summaries import CheckSummary
+from quantwatch_dashboard.queries import configured
 from quantwatch_dashboard.views import acts, check_pins
 
 
@@ -13,19 +13,17 @@ def show(url: str, summary: CheckSummary) -> None:
     """Show the buttons; those that the role does not allow are off and say so."""
     check = summary.check
     with st.container(horizontal=True, key="qw-actions"):
-        _running(check)
+        _running(url, check)
         _pausing(summary)
         _ending(summary)
         check_pins.unpinning(summary)
     check_pins.pinning(url, summary)
 
 
-def _running(check: str) -> None:
+def _running(url: str, check: str) -> None:
     """Offer to run the check; off where nobody knows what it would measure."""
-    try:
-        actions.configured(check)
-    except UserError as error:
-        asking.off("Run now", f"run-{check}", str(error))
+    if why := configured.why_not(url, check):
+        asking.off("Run now", f"run-{check}", why)
         return
     asking.button(
         "Run now", lambda who: actions.run_now(who, check, asking.once(f"run-{check}")),

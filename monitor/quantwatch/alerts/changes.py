@@ -81,9 +81,14 @@ def comparison_of(
     return baseline.comparisons.get((rule.metric, scope))
 
 
+def allowed_by(rule: RuleConfig, comparison: Comparison, noise_floor: NoiseFloor) -> float:
+    """Return how much worse a comparison may be, the handicap of a best-ever baseline included."""
+    return allowed_change(rule, comparison.scope, noise_floor) + comparison.handicap
+
+
 def weigh(rule: RuleConfig, comparison: Comparison, noise_floor: NoiseFloor) -> Change:
     """Return what a comparison says to a rule of kind `baseline`."""
-    allowed = allowed_change(rule, comparison.scope, noise_floor) + comparison.handicap
+    allowed = allowed_by(rule, comparison, noise_floor)
     loss = _loss(rule, comparison, allowed)
     finding, reason = _find(loss, comparison)
     # The value breaches exactly where its interval's lower bound is beyond what is allowed.

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from statistics import median
 
-from quantwatch.alerts.readings import Reading, best_value, sign
+from quantwatch.alerts.readings import Reading, best_value, readings, sign
 from quantwatch.alerts.words import number, times
 from quantwatch.config.rules import RuleConfig
-from quantwatch.domain import is_layer
+from quantwatch.domain import CandidateResult, Scope, is_layer
 
 NoiseFloor = Mapping[tuple[str, str], float]
 NOISE_FACTOR = 3
@@ -21,6 +21,53 @@ class Limit:
 
     threshold: float
     words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How a rule finds the limit of each reading of a candidate."""
+
+    rule: RuleConfig
+    noise_floor: NoiseFloor
+    layers: Sequence[Reading] = ()
+    """Of a rule on the median: its readings of whole layers."""
+    before: Mapping[Scope, float | None] = field(default_factory=dict)
+    """Of a rule on a baseline: what the baseline has, by scope."""
+
+    def at(self, reading: Reading, *, as_worst: bool = False) -> Limit | None:
+        """Return the limit of a reading, None where the rule sets it none.
+
+        `as_worst`: as it is for a layer that has become the worst, which moves the median that it
+        is held against.
+        """
+        if self.rule.kind == "absolute":
+            return absolute(self.rule)
+        if self.rule.kind == "median_ratio":
+            layers = self._with_worst(reading.scope) if as_worst else self.layers
+            return median_ratio(self.rule, reading, layers, self.noise_floor)
+        known = self.before.get(reading.scope)
+        return None if known is None else baseline(self.rule, reading, known, self.noise_floor)
+
+    def _with_worst(self, scope: Scope) -> Sequence[Reading]:
+        worst = sign(self.rule) * math.inf
+        return [replace(r, value=worst) if r.scope == scope else r for r in self.layers]
+
+
+def limits_of(
+    candidate: CandidateResult,
+    rule: RuleConfig,
+    noise_floor: NoiseFloor,
+    before: CandidateResult | None,
+) -> Limits:
+    """Return how a rule finds its limits; one of kind `baseline` needs a baseline."""
+    if rule.kind == "median_ratio":
+        layers = readings(candidate, rule.model_copy(update={"scope": "layers.*"}))
+        return Limits(rule, noise_floor, layers=list(layers))
+    if rule.kind == "absolute":
+        return Limits(rule, noise_floor)
+    assert before is not None
+    known = {reading.scope: reading.value for reading in readings(before, rule)}
+    return Limits(rule, noise_floor, before=known)
 
 
 def absolute(rule: RuleConfig) -> Limit:

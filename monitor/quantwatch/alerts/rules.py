@@ -6,14 +6,13 @@ rule leaves that to the rule `nonfinite`. What could not be measured gives an al
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from quantwatch.alerts import limits
 from quantwatch.alerts.changes import Change, Finding, comparison_of, weigh
 from quantwatch.alerts.drift import drift_alert
 from quantwatch.alerts.estimated import unsupported
-from quantwatch.alerts.limits import Limit, NoiseFloor
+from quantwatch.alerts.limits import Limit, NoiseFloor, limits_of
 from quantwatch.alerts.nonfinite import nonfinite_alert
 from quantwatch.alerts.readings import Reading, readings, sign
 from quantwatch.alerts.words import kind_sign, number, title
@@ -22,7 +21,6 @@ from quantwatch.domain import MODEL, Alert, CandidateResult, Scope, Severity
 
 MOST_MISSING = 0.01
 """Share of the positions that may be missing where a rule passes: the others stand for them."""
-LimitOf = Callable[[Reading], Limit | None]
 
 
 def evaluate(
@@ -57,43 +55,21 @@ def _evaluate_rule(
         yield from (drift_alert if rule.metric == DRIFT else nonfinite_alert)(candidate, rule)
         return
     found = list(readings(candidate, rule))
-    limit_of = _limits(candidate, rule, noise_floor, baseline)
+    limits = limits_of(candidate, rule, noise_floor, baseline)
     if all(reading.is_missing for reading in found):
         yield _missing(candidate, rule)
     for reading in found:
         if reading.is_missing:
             continue
         if reading.num_bad and rule.non_finite != "ignore":
-            yield _not_finite(candidate, rule, reading, limit_of(reading))
+            yield _not_finite(candidate, rule, reading, limits.at(reading))
             continue
         change = _change(rule, reading, noise_floor, baseline)
         if change is not None:
             alerts = [*_judge_change(candidate, rule, reading, change)]
         else:
-            alerts = [*_judge(candidate, rule, reading, limit_of(reading))]
+            alerts = [*_judge(candidate, rule, reading, limits.at(reading))]
         yield from alerts or _incomplete(candidate, rule, reading)
-
-
-def _limits(
-    candidate: CandidateResult,
-    rule: RuleConfig,
-    noise_floor: NoiseFloor,
-    before: CandidateResult | None,
-) -> LimitOf:
-    """Return how a rule finds the limit of a reading."""
-    if rule.kind == "absolute":
-        return lambda _: limits.absolute(rule)
-    if rule.kind == "median_ratio":
-        layers = list(readings(candidate, rule.model_copy(update={"scope": "layers.*"})))
-        return lambda reading: limits.median_ratio(rule, reading, layers, noise_floor)
-    assert before is not None
-    values = {reading.scope: reading.value for reading in readings(before, rule)}
-
-    def against_baseline(reading: Reading) -> Limit | None:
-        known = values.get(reading.scope)
-        return None if known is None else limits.baseline(rule, reading, known, noise_floor)
-
-    return against_baseline
 
 
 def _change(

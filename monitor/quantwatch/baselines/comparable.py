@@ -4,10 +4,12 @@ Everything else (candidate weights, recipe, kernel, driver) is a possible cause 
 no reason to refuse.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quantwatch.domain import CandidateResult, RunResult, Variant
+from quantwatch.config.schema import CheckConfig
+from quantwatch.domain import CandidateResult, Json, RunResult, Variant
 
 _MEANING = {
     "weights_sha": "the reference has other weights",
@@ -17,6 +19,8 @@ _MEANING = {
     "serve_sha": "the reference is served differently",
     "fault_sha": "other faults are planted in the reference",
 }
+_OF_CAPTURE = ("lens", "lens_positions", "isolated_fraction", "batch_tokens", "prefill_chunk")
+"""Settings of a check that capture is planned by."""
 _SHORT = 12
 _NONE = "none"
 
@@ -45,7 +49,7 @@ def differing(run: RunResult, baseline: RunResult) -> Iterator[Mismatch]:
         yield _mismatch("num_prompts", *counts, "another number of prompts is measured")
     yield from _references(run.reference, baseline.reference)
     if run.capture_sha != baseline.capture_sha:
-        meaning = "lens, lens_positions, isolated_fraction, batch_tokens or prefill_chunk differ"
+        meaning = _settings(run.config, baseline.config)
         yield _mismatch("capture_sha", run.capture_sha, baseline.capture_sha, meaning)
     yield from _servers(run, baseline)
     if run.metrics_version != baseline.metrics_version:
@@ -56,6 +60,25 @@ def differing(run: RunResult, baseline: RunResult) -> Iterator[Mismatch]:
 def short(digest: str) -> str:
     """Return the first letters of a digest, a dash for none."""
     return digest[:_SHORT] or "–"
+
+
+def _settings(now: Json, before: Json) -> str:
+    """Return which settings of two checks make another capture, with both values."""
+    if not (now and before):
+        return "the settings of one of them aren't known"
+    found = []
+    for name in _OF_CAPTURE:
+        default = CheckConfig.model_fields[name].default  # what a run of before had
+        ours, theirs = (config.get(name, default) for config in (now, before))
+        if ours != theirs:
+            found.append(f"{name} is {_written(ours)}, there {_written(theirs)}")
+    if not found:
+        return "its settings are equal: another version of quantwatch captures otherwise"
+    return "; ".join(found)
+
+
+def _written(value: object) -> str:
+    return "absent" if value is None else json.dumps(value)
 
 
 def _references(now: Variant | None, before: Variant | None) -> Iterator[Mismatch]:

@@ -5,7 +5,7 @@ token is asked for; what can't be read is missing, counted with its reason, and 
 server that answers for another model, or not at all, fails alone: the other candidates go on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 from quantwatch.capture.layout import Layout
 from quantwatch.capture.outputs import Head, chunk_rows
 from quantwatch.capture.report import CaptureReport
+from quantwatch.capture.served_answers import Answers
 from quantwatch.capture.trace import Trace, TraceSource
 from quantwatch.domain import (
     HEAD,
@@ -30,7 +31,7 @@ from quantwatch.domain import (
 from quantwatch.models.served.answers import Position, Positions
 from quantwatch.models.served.model import ServedModel
 from quantwatch.models.served.trouble import UnusableServerError
-from quantwatch_kernels.compare.served import ServedStatistics, Told, served_statistics
+from quantwatch_kernels.compare.served import ServedStatistics, served_statistics
 
 Matrix = NDArray[np.float64]
 _OF_TARGETS = ("delta_p", "nll_reference", "nll_candidate", "nll_difference")
@@ -79,8 +80,8 @@ class ServedMeasurer:
         head = self._source.head(trace.head_input)
         for number, prompt in enumerate(layout.batch.prompts):
             told = self._ask(prompt, progress)
-            for name, positions in told.items():
-                self._sink.observe(self._compared(name, head, layout, number, positions))
+            for found in self._compared(told, head, layout, number):
+                self._sink.observe(found)
 
     def finish(self) -> None:
         """Prove that every server is still the one it was, and say what is missing."""
@@ -118,40 +119,52 @@ class ServedMeasurer:
             standing.repeat = model.repeat(*standing.shortest)
 
     def _compared(
-        self, name: str, head: Head, layout: Layout, number: int, positions: Positions
-    ) -> Observation:
-        standing, prompt = self._standings[name], layout.batch.prompts[number]
-        span, model = layout.spans[number], standing.model
-        kept = [at for at, one in enumerate(positions) if isinstance(one, Position)]
-        index = torch.tensor(kept, dtype=torch.int64)
-        rows, targets = layout.rows[span][index], layout.targets[span][index]
-        told = _told([one for one in positions if isinstance(one, Position)], model.top_k)
-        found = self._statistics(head, rows, targets, told, model)
-        standing.beyond += int(told.target.isnan().sum())
-        places = prompt.score_start + np.array(kept, dtype=np.int64)
-        matrices = _matrices(found, places, len(positions))
-        birth = self._birth(found, prompt, places)
-        return Observation(name, prompt.index, matrices, first_nonfinite=birth)
+        self, told: Mapping[str, Positions], head: Head, layout: Layout, number: int
+    ) -> Iterator[Observation]:
+        """Yield what every server's answers are worth; the reference is read off once for all."""
+        prompt, span = layout.batch.prompts[number], layout.spans[number]
+        known = {name: Answers.of(told[name], self._standings[name].model) for name in told}
+        asked = max((len(positions) for positions in told.values()), default=0)
+        rows, targets = layout.rows[span][:asked], layout.targets[span][:asked]
+        for name, found in self._statistics(head, rows, targets, known).items():
+            self._standings[name].beyond += int(known[name].told.target.isnan().sum())
+            places = prompt.score_start + known[name].kept.numpy()
+            matrices = _matrices(found, places, asked)
+            birth = self._birth(found, prompt, places)
+            yield Observation(name, prompt.index, matrices, first_nonfinite=birth)
 
     def _statistics(
-        self, head: Head, rows: Tensor, targets: Tensor, told: Told, model: ServedModel
-    ) -> ServedStatistics:
-        """Read the reference off a chunk of rows at a time: its logits are large."""
+        self, head: Head, rows: Tensor, targets: Tensor, known: Mapping[str, Answers]
+    ) -> dict[str, ServedStatistics]:
+        """Read the reference off a chunk of rows at a time: its logits are large.
+
+        The rows are all that were asked for, whoever answered: products of other shapes round
+        otherwise, and no server's numbers may depend on another one.
+        """
         step = max(1, chunk_rows(head.readout, len(rows)))
-        parts = []
+        parts: dict[str, list[ServedStatistics]] = {name: [] for name in known}
         for first in range(0, max(len(rows), 1), step):
             part = slice(first, first + step)
             z_ref = head.logits(rows[part], into="reference logits").cpu()
-            parts.append(
-                served_statistics(
-                    z_ref,
-                    told.rows(part),
-                    targets[part],
-                    reference_dtype=self._dtype,
-                    candidate_dtype=model.dtype,
-                )
-            )
-        return ServedStatistics(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+            for name, one in known.items():
+                parts[name].append(self._chunk(z_ref, targets[part], one, first))
+        return {
+            name: ServedStatistics(*(torch.cat(columns) for columns in zip(*found, strict=True)))
+            for name, found in parts.items()
+        }
+
+    def _chunk(self, z_ref: Tensor, targets: Tensor, one: Answers, first: int) -> ServedStatistics:
+        """Compare one server's answers with a chunk of the reference's logits [rows, V]."""
+        own = one.within(first, first + len(z_ref))
+        at = one.kept[own] - first
+        everything = len(at) == len(z_ref)
+        return served_statistics(
+            z_ref if everything else z_ref[at],
+            one.told.rows(own),
+            targets[at],
+            reference_dtype=self._dtype,
+            candidate_dtype=one.dtype,
+        )
 
     def _birth(
         self, found: ServedStatistics, prompt: Prompt, places: NDArray[np.int64]
@@ -179,13 +192,6 @@ def _answer(standing: _Standing, prompt: Prompt) -> Positions:
     return positions
 
 
-def _told(positions: list[Position], top_k: int) -> Told:
-    ids = torch.tensor([one.ids for one in positions], dtype=torch.int64).view(-1, top_k)
-    logprobs = torch.tensor([one.logprobs for one in positions], dtype=torch.float64)
-    targets = [np.nan if one.target is None else one.target for one in positions]
-    return Told(ids, logprobs.view(-1, top_k), torch.tensor(targets, dtype=torch.float64))
-
-
 def _matrices(
     found: ServedStatistics, places: NDArray[np.int64], asked: int
 ) -> tuple[TokenMatrix, ...]:
@@ -211,9 +217,10 @@ def _words(standing: _Standing) -> list[str]:
         total = standing.num_read + missing.total()
         words.append(f"{missing.total():,} of {total:,} positions are missing: {reasons}")
     if standing.beyond:
+        top_k = standing.model.terms.top_k
         words.append(
-            f"{standing.beyond:,} of {standing.num_read:,} next tokens are beyond its "
-            f"{standing.model.top_k} likeliest: NLL and perplexity are of the others, likelier ones"
+            f"{standing.beyond:,} of {standing.num_read:,} next tokens are beyond its {top_k} "
+            "likeliest: NLL and perplexity are of the others, likelier ones"
         )
     return words
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -50,6 +50,8 @@ class Subject:
     plan: CapturePlan
     shelf: Shelf | str | None = None
     """Where the reference is kept from night to night, why it can't be, or None: nobody asked."""
+    tried: Mapping[str, float] = field(default_factory=dict)
+    """Models that were tried in chunks before, by how far their logits were off: not again."""
 
 
 def capture_suite(
@@ -90,7 +92,7 @@ def capture(subject: Subject, sink: Sink, floor: Sink, progress: Progress) -> Ca
     course = Course(subject.suite, plan, reference.max_positions)
     report.failed |= dict.fromkeys(served, _NOT_IN_CHUNKS) if course.long else {}
     with torch.no_grad(), ExitStack() as stack:
-        report.prefill_effect = try_chunks(models, REFERENCE, subject.suite, plan.prefill_chunk)
+        report.prefill_effect = _tried(subject, models)
         night = Night(REFERENCE, reference, course, report, use)
         kept = stack.enter_context(opened(subject.shelf, night))
         run = models if kept is None or isinstance(kept, Recorder) else _without_reference(models)
@@ -108,6 +110,13 @@ def capture(subject: Subject, sink: Sink, floor: Sink, progress: Progress) -> Ca
         _conclude(side, kept, report, use)
     report.reference_cache = use.to_json()
     return report
+
+
+def _tried(subject: Subject, models: Mapping[str, LoadedModel]) -> dict[str, float]:
+    """Return how far the logits of all models are off in chunks, the reference's first."""
+    new = {name: model for name, model in models.items() if name not in subject.tried}
+    found = try_chunks(new, REFERENCE, subject.suite, subject.plan.prefill_chunk)
+    return {**found, **subject.tried}
 
 
 def _conclude(

@@ -68,10 +68,17 @@ def announce(expected: "Estimate", *, sure: bool) -> None:
 
     need, free = expected.memory_bytes, expected.free_bytes
     memory = "unknown memory" if need is None else f"{_gigabytes(need)} of memory"
+    if expected.more_caches:
+        memory = f"{memory} and KV caches"
     tokens = "" if expected.num_tokens is None else f", {plural(expected.num_tokens, 'token')}"
     time = "" if expected.seconds is None else f", {_duration(expected.seconds)}"
     said = f"{memory} ({_gigabytes(free)} free){tokens}{time}"
-    whisper(f"estimate: {said}")
+    disk = expected.recorded_bytes
+    recorded = (
+        "" if disk is None else f"; {_gigabytes(disk)} of disk for the reference, or less time"
+    )
+    once = "" if disk is None else " where it is recorded already"
+    whisper(f"estimate: {said}{recorded}{once}")
     if need is not None and need > free and not sure:
         raise ResourceError(f"the run needs {said}; free some memory or add --yes to try anyway")
 

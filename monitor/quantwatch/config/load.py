@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from quantwatch.config.canary import canary_problems
 from quantwatch.config.database import database_url
 from quantwatch.config.default_rules import DEFAULT_RULES, applies, merge_rule
 from quantwatch.config.files import validate_files
@@ -24,7 +25,8 @@ EXAMPLE = Path(__file__).with_name("example.toml")
 def load_config(path: Path) -> Config:
     """Return the configuration in a file; raises ConfigError with up to ten mistakes at once."""
     config = parse(Config, read_toml(path), str(path))
-    if problems := [*_database_problems(config), *_rule_problems(config)]:
+    problems = [*_database_problems(config), *_rule_problems(config), *_canary_problems(config)]
+    if problems:
         raise config_error(str(path), problems)
     return config
 
@@ -53,6 +55,16 @@ def _rule_problems(config: Config) -> Iterator[str]:
     """Yield what is wrong with rules: they can only be judged beside those that they change."""
     for name, check in config.checks.items():
         yield from _problems_of_check(("checks", name), check)
+
+
+def _canary_problems(config: Config) -> Iterator[str]:
+    """Yield what keeps a canary from ever being seen.
+
+    Files are refused, records are not: a run that was stored with such a canary can still be read.
+    """
+    for name, check in config.checks.items():
+        for key, words in canary_problems(check):
+            yield f"{dotted(('checks', name))}.{key}: {words}"
 
 
 def _problems_of_check(location: tuple[int | str, ...], check: CheckConfig) -> Iterator[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from quantwatch.config.schema import VariantConfig
 from quantwatch.models.checkpoint import read_config
+from quantwatch.models.declared import DeclaredSizes, declared_sizes
 from quantwatch.models.fingerprints import file_sha
 from quantwatch.models.gguf_cache import converted_folder
 from quantwatch.models.quiet import explained, quiet
@@ -20,6 +21,8 @@ class TextSide:
 
     tokenizer: Any | None
     max_positions: int | None
+    sizes: DeclaredSizes | None = None
+    """What the configuration declares of its layers; None where it doesn't."""
 
 
 def load_text_side(config: VariantConfig, *, base_dir: Path, cache_dir: Path) -> TextSide | None:
@@ -44,4 +47,5 @@ def load_text_side(config: VariantConfig, *, base_dir: Path, cache_dir: Path) ->
         settings = read_config(folder)
         settings = settings.get("text_config") or settings
         found = (settings.get(key) for key in CONTEXT_KEYS)
-        return TextSide(tokenizer, next((int(value) for value in found if value), None))
+        context = next((int(value) for value in found if value), None)
+        return TextSide(tokenizer, context, declared_sizes(settings))

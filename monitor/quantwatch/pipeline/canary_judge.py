@@ -3,21 +3,17 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from quantwatch.alerts.overrides import rules_for
 from quantwatch.alerts.sighting import Seen
 from quantwatch.config.rules import RuleConfig
 from quantwatch.domain import Alert, CandidateResult, RunResult
-from quantwatch.pipeline.against import Against, Blocks, Found, find_baseline
+from quantwatch.pipeline.against import Against, Blocks, Found
 from quantwatch.pipeline.bench import Case, judged
 from quantwatch.pipeline.judge import measured_candidate
 from quantwatch.pipeline.measure import Measured
 from quantwatch.pipeline.paired import measured_blocks
 from quantwatch.pipeline.request import RunRequest
-
-if TYPE_CHECKING:
-    from quantwatch.store.session import Database
 
 Rows = Sequence[int]
 """Prompts by their place among all of the night's."""
@@ -27,12 +23,12 @@ _OF_ALL_PROMPTS = ("router_load_tv", "router_load_max")
 
 @dataclass(frozen=True)
 class Night:
-    """A night that is measured and judged, and where its baseline is found."""
+    """A night that is measured and judged, and the baseline that it was judged by."""
 
     request: RunRequest
     measured: Measured
     result: RunResult
-    database: "Database | None"
+    compared_with: Against | None
 
     @property
     def name(self) -> str:
@@ -50,12 +46,10 @@ class Night:
         config = self.request.check.canary
         return config is not None and config.of == "candidate"
 
-    @cached_property
+    @property
     def against(self) -> Against | None:
-        """The night's baseline."""
-        if not self.has_baseline:
-            return None
-        return find_baseline(self.request, self.database, self.result)
+        """What the canary is compared with."""
+        return self.compared_with if self.has_baseline else None
 
     @cached_property
     def rules(self) -> dict[str, RuleConfig]:

@@ -9,7 +9,7 @@ from quantwatch.domain import Canary, Progress, RunResult, Suite
 from quantwatch.pipeline.canary import carry_canary
 from quantwatch.pipeline.canary_judge import Night
 from quantwatch.pipeline.holding import LOOK_S, Heart, Watched
-from quantwatch.pipeline.judge import judge
+from quantwatch.pipeline.judge import judge_against
 from quantwatch.pipeline.measure import measure_check
 from quantwatch.pipeline.request import RunRequest
 from quantwatch.store import canaries, disk, runs
@@ -42,8 +42,10 @@ def run_claimed(
     with Heart(database, claim, look_s) as heart:
         watched = Watched(progress, heart, database, claim)
         with measure_check(request, watched) as measured:
-            result = judge(request, measured, claim.run_id, claim.claimed_at, database)
-            canary = _canary(Night(request, measured, result, database), watched)
+            result, against = judge_against(
+                request, measured, claim.run_id, claim.claimed_at, database
+            )
+            canary = _canary(Night(request, measured, result, against), database, watched)
             watched.finalize()
             suite = measured.suite if request.check.store_text else _without_text(measured.suite)
             blocks = disk.affordable(database, measured.blocks())
@@ -52,10 +54,10 @@ def run_claimed(
             return result
 
 
-def _canary(night: Night, progress: Progress) -> Canary | None:
+def _canary(night: Night, database: "Database", progress: Progress) -> Canary | None:
     """Return the canary that a run carries once it is judged, None when none is due."""
-    config, database = night.request.check.canary, night.database
-    if config is None or database is None:
+    config = night.request.check.canary
+    if config is None:
         return None
     due = canaries.due(database, night.result.run_id, seconds(config.every))
     return None if due is None else carry_canary(night, config, due, progress)

@@ -6,13 +6,12 @@ rule on a baseline, and tonight's value for every other rule.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from quantwatch.alerts import limits
-from quantwatch.alerts.changes import comparison_of
+from quantwatch.alerts.changes import allowed_by, comparison_of
 from quantwatch.alerts.estimated import margin
-from quantwatch.alerts.limits import NoiseFloor
+from quantwatch.alerts.limits import Limits, NoiseFloor, floor_of, limits_of
 from quantwatch.alerts.readings import Reading, readings, sign
 from quantwatch.alerts.words import number
 from quantwatch.baselines.power import POWER, fixed_effort, paired_effort
@@ -118,17 +117,29 @@ class _Judge:
 
     def of(self, rule: RuleConfig) -> Callable[[Reading], _At | None]:
         """Return how the effort at a reading is found; None there: the rule sets it no limit."""
-        if rule.kind == "baseline":
-            assert self.baseline is not None
-            before = {each.scope: each.value for each in readings(self.baseline, rule)}
-            return lambda reading: self._against_baseline(rule, reading, before.get(reading.scope))
-        if rule.kind == "absolute":
-            return lambda reading: self._absolute(rule, reading)
-        layers = list(readings(self.candidate, rule.model_copy(update={"scope": "layers.*"})))
-        return lambda reading: self._outlier(rule, reading, layers)
+        known = limits_of(self.candidate, rule, self.floor, self.baseline)
+        return lambda reading: self._at(known, reading)
 
-    def _absolute(self, rule: RuleConfig, reading: Reading) -> _At:
-        limit = limits.absolute(rule).threshold
+    def _at(self, known: Limits, reading: Reading) -> _At | None:
+        rule, scope = known.rule, reading.scope
+        if rule.kind == "baseline":
+            comparison = comparison_of(rule, scope, self.baseline)
+            if comparison is not None:
+                return self._paired(rule, comparison)
+        # A layer that gets worse than the others moves the median that it is held against.
+        limit = known.at(reading, as_worst=True)
+        if limit is None:
+            return None
+        if rule.kind == "absolute":
+            return self._absolute(rule, reading, limit.threshold)
+        if rule.kind == "baseline":
+            return self._fixed(rule, scope, known.before[scope], limit.threshold)
+        if not math.isfinite(limit.threshold):
+            few = "too few layers: a worse one is the median itself"
+            return _At(scope, reading.value, None, None, few)
+        return self._fixed(rule, scope, reading.value, limit.threshold)
+
+    def _absolute(self, rule: RuleConfig, reading: Reading, limit: float) -> _At:
         if METRICS[rule.source].estimated:
             beyond = margin(self.candidate, reading.scope)
             if beyond is None:
@@ -136,39 +147,16 @@ class _Judge:
             limit += sign(rule) * beyond
         return self._fixed(rule, reading.scope, reading.value, limit)
 
-    def _outlier(self, rule: RuleConfig, reading: Reading, layers: Sequence[Reading]) -> _At | None:
-        """A layer that gets worse than the others moves the median that it is held against."""
-        worst = sign(rule) * math.inf
-        moved = [replace(r, value=worst) if r.scope == reading.scope else r for r in layers]
-        limit = limits.median_ratio(rule, reading, moved, self.floor)
-        if limit is None:
-            return None
-        if not math.isfinite(limit.threshold):
-            few = "too few layers: a worse one is the median itself"
-            return _At(reading.scope, reading.value, None, None, few)
-        return self._fixed(rule, reading.scope, reading.value, limit.threshold)
-
     def _fixed(self, rule: RuleConfig, scope: Scope, expected: float | None, limit: float) -> _At:
         if expected is None or not math.isfinite(expected):
             return _At(scope, None, limit, None, "what was measured is not finite")
-        noise = limits.floor_of(rule, scope, self.floor)
+        noise = floor_of(rule, scope, self.floor)
         change = fixed_effort(sign(rule) * (limit - expected), noise)
         return _At(scope, expected, limit, change)
 
-    def _against_baseline(
-        self, rule: RuleConfig, reading: Reading, before: float | None
-    ) -> _At | None:
-        comparison = comparison_of(rule, reading.scope, self.baseline)
-        if comparison is not None:
-            return self._paired(rule, comparison)
-        if before is None:
-            return None
-        limit = limits.baseline(rule, reading, before, self.floor).threshold
-        return self._fixed(rule, reading.scope, before, limit)
-
     def _paired(self, rule: RuleConfig, comparison: Comparison) -> _At:
         scope, expected, se = comparison.scope, comparison.baseline, comparison.se
-        allowed = limits.allowed_change(rule, scope, self.floor) + comparison.handicap
+        allowed = allowed_by(rule, comparison, self.floor)
         if comparison.lost:
             count = len(comparison.lost)
             return _At(

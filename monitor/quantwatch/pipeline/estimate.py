@@ -6,8 +6,11 @@ from dataclasses import dataclass
 import psutil
 import torch
 
+from quantwatch.capture.chunks import goes_in_chunks
 from quantwatch.config.schema import VariantConfig
+from quantwatch.domain import Suite
 from quantwatch.errors import UserError
+from quantwatch.models.declared import DeclaredSizes
 from quantwatch.models.estimate import estimate_bytes
 from quantwatch.models.lookup import look_up
 from quantwatch.models.text import load_text_side
@@ -20,6 +23,10 @@ _WORKING_BYTES = 400 << 20
 """Memory promised above the loaded models (docs/performance.md)."""
 _OVERHEAD = 1.6
 """What a check with default settings costs beside bare forward passes (docs/performance.md)."""
+_MASK_BYTES = 5
+"""Attention's mask per token of a chunk and token that it sees (docs/performance.md)."""
+_ISOLATED_MORE = 0.7
+"""What is recorded more where errors are isolated, against the taps alone (docs/performance.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +37,25 @@ class Estimate:
     free_bytes: int
     num_tokens: int | None
     seconds: float | None
+    recorded_bytes: int | None = None
+    """Disk that the reference takes, unless it is recorded already, which makes the run shorter;
+    None where none is recorded, or that can't be told."""
+    more_caches: bool = False
+    """Whether KV caches of prompts in chunks come on top of the memory: their size isn't known."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    suite: Suite
+    sizes: DeclaredSizes | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Size:
     num_bytes: int
     num_weights: int
+    width: int = 0
+    """Bytes of one computed value, 0 where nothing is computed here."""
 
 
 def look_up_named(request: RunRequest) -> None:
@@ -64,7 +84,8 @@ def estimate(request: RunRequest) -> Estimate:
     if len(failures) == len(request.check.candidates):
         raise failures[0]
     known = [size for size in sizes.values() if size is not None]
-    tokens = _count_tokens(request)
+    texts = _texts(request)
+    tokens = None if texts is None else texts.suite.num_tokens
     free = psutil.virtual_memory().available
     if len(known) < len(sizes):
         return Estimate(None, free, tokens, None)
@@ -72,7 +93,10 @@ def estimate(request: RunRequest) -> Estimate:
     if tokens is not None and request.check.lens == "sampled":  # else as the vocabulary is wide
         weights = sum(size.num_weights for size in known)
         seconds = _OVERHEAD * 2 * weights * tokens / _flops_per_second(request.check.threads)
-    return Estimate(sum(size.num_bytes for size in known) + _WORKING_BYTES, free, tokens, seconds)
+    caches = _cache_bytes(request, texts, known)
+    memory = sum(size.num_bytes for size in known) + _WORKING_BYTES + (caches or 0)
+    recorded = _recorded_bytes(request, texts)
+    return Estimate(memory, free, tokens, seconds, recorded, more_caches=caches is None)
 
 
 def _size(config: VariantConfig, request: RunRequest) -> _Size | None:
@@ -82,14 +106,14 @@ def _size(config: VariantConfig, request: RunRequest) -> _Size | None:
     if found is None:
         return None
     num_bytes = found.streamed if request.check.memory == "streamed" else found.resident
-    return _Size(num_bytes, found.resident // _width(config))
+    return _Size(num_bytes, found.resident // _width(config), _width(config))
 
 
 def _width(config: VariantConfig) -> int:
     return _BYTES[config.loading_dtype]
 
 
-def _count_tokens(request: RunRequest) -> int | None:
+def _texts(request: RunRequest) -> _Texts | None:
     """Tokenize the suite with the reference's tokenizer, if that can be had without the weights."""
     known = load_text_side(
         request.check.reference, base_dir=request.base_dir, cache_dir=request.cache_dir
@@ -103,7 +127,37 @@ def _count_tokens(request: RunRequest) -> int | None:
         max_positions=known.max_positions,
         allow_beyond_context=request.check.allow_beyond_context,
     )
-    return suite.num_tokens
+    return _Texts(suite, known.sizes)
+
+
+def _cache_bytes(request: RunRequest, texts: _Texts | None, models: list[_Size]) -> int | None:
+    """Return what the longest prompt in chunks takes: all models' KV caches and a mask.
+
+    None where it can't be told.
+    """
+    chunk = request.check.prefill_chunk
+    if chunk is None:
+        return 0
+    if texts is None:
+        return None
+    longest = max(len(prompt.token_ids) for prompt in texts.suite.prompts)
+    if longest <= chunk:
+        return 0
+    if texts.sizes is None:
+        return None
+    per_token = texts.sizes.cached_values * sum(model.width for model in models)
+    return longest * (per_token + _MASK_BYTES * chunk)
+
+
+def _recorded_bytes(request: RunRequest, texts: _Texts | None) -> int | None:
+    """Return what is recorded of the reference: prompts in chunks aren't."""
+    check = request.check
+    if not check.reference_cache or texts is None or texts.sizes is None:
+        return None
+    per_token = texts.sizes.recorded_values * _width(check.reference)
+    whole = (p for p in texts.suite.prompts if not goes_in_chunks(p, check.prefill_chunk))
+    tokens = sum(len(prompt.token_ids) for prompt in whole)
+    return round(tokens * per_token * (1 + _ISOLATED_MORE * check.isolated_fraction))
 
 
 def _flops_per_second(threads: int | None) -> float:

@@ -20,7 +20,7 @@ from quantwatch.domain import (
 from quantwatch.metrics.culprit import find_culprit, unseen_culprit
 from quantwatch.metrics.registry import VERSION
 from quantwatch.models.served.opening import NOT_MEASURABLE
-from quantwatch.pipeline.against import find_baseline
+from quantwatch.pipeline.against import Against, find_baseline
 from quantwatch.pipeline.bench import Case, judged
 from quantwatch.pipeline.measure import REFERENCE, Measured
 from quantwatch.pipeline.paired import measured_blocks
@@ -38,7 +38,18 @@ def judge(
     started: datetime,
     database: "Database | None",
 ) -> RunResult:
-    """Return the run: a verdict per candidate, alerts, outcomes, the comparison with a baseline.
+    """Return the run: a verdict per candidate, alerts, outcomes, the comparison with a baseline."""
+    return judge_against(request, measured, run_id, started, database)[0]
+
+
+def judge_against(
+    request: RunRequest,
+    measured: Measured,
+    run_id: str,
+    started: datetime,
+    database: "Database | None",
+) -> tuple[RunResult, Against | None]:
+    """Return the judged run, and what it was compared with: another may be pinned meanwhile.
 
     The database holds the baseline; without one a run is compared with the file of the request, or
     with nothing. A baseline that measured something else is not compared: the verdicts are then
@@ -58,7 +69,7 @@ def judge(
         now=measured_blocks(measured),
         has_targets=measured.suite.num_targets > 0,
     )
-    return replace(judged(case, database), finished_at=_now(database))
+    return replace(judged(case, database), finished_at=_now(database)), against
 
 
 def _now(database: "Database | None") -> datetime:

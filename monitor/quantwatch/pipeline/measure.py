@@ -41,6 +41,8 @@ class Models:
     notes: Mapping[str, tuple[str, ...]]
     served: Mapping[str, ServedModel] = field(default_factory=dict)
     """Candidates that are asked instead of loaded."""
+    tried: Mapping[str, float] = field(default_factory=dict)
+    """How far logits of candidates were off in chunks, where that was tried when they came."""
 
     def variant(self, name: str) -> Variant:
         """Return a candidate that was loaded, or that answered."""
@@ -98,7 +100,8 @@ def measure_models(
         every = {REFERENCE: models.reference, **candidates}
         # Another plan is another reference, for this once: it isn't kept.
         shelf = None if plan is not None else _shelf(request, models.reference)
-        subject = Subject(every, suite, (plan or request.plan).over(suite), shelf)
+        wanted = (plan or request.plan).over(suite)
+        subject = Subject(every, suite, wanted, shelf, models.tried)
         report = capture(subject, sink, floor, progress)
         if report.failed and len(report.failed) == len(candidates):
             raise ModelError("; ".join(f"{name}: {why}" for name, why in report.failed.items()))
@@ -146,6 +149,7 @@ def _load_candidates(request: RunRequest, reference: LoadedModel, suite: Suite) 
     served: dict[str, ServedModel] = {}
     failures: dict[str, UserError] = {}
     notes: dict[str, tuple[str, ...]] = {}
+    tried: dict[str, float] = {}
     for config in request.check.candidates:
         try:
             if config.served is not None:
@@ -155,13 +159,14 @@ def _load_candidates(request: RunRequest, reference: LoadedModel, suite: Suite) 
             model = load_one(request, config.name, config)
             seen = overlap_notes(suite, model.calibrated_on)
             notes[config.name] = (*seen, *check_compatible(reference, model))
-            try_chunks({config.name: model}, REFERENCE, suite, request.plan.prefill_chunk)
+            tried |= try_chunks({config.name: model}, REFERENCE, suite, request.plan.prefill_chunk)
             loaded[config.name] = model
         except UserError as error:
             failures[config.name] = error
     if not loaded and not served:
         raise next(iter(failures.values()))
-    return Models(reference, loaded, {n: str(e) for n, e in failures.items()}, notes, served)
+    said = {name: str(error) for name, error in failures.items()}
+    return Models(reference, loaded, said, notes, served, tried)
 
 
 @contextmanager

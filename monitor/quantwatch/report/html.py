@@ -84,7 +84,9 @@ def _candidates(result: RunResult, figures: dict[str, Figures]) -> str:
 
 def _why(candidate: CandidateResult) -> str:
     could = detection_words(candidate)
-    more = "" if could is None else f"<br>{_text(could)}"
+    noted = [f"note: {note}" for note in words.notes(candidate)]
+    lines = [*(() if could is None else (could,)), *noted]
+    more = "".join(f"<br>{_text(line)}" for line in lines)
     return f"<li><b>{_text(candidate.name)}</b>: {_text(words.explanation(candidate))}{more}</li>"
 
 

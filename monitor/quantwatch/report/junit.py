@@ -39,8 +39,11 @@ def _properties(suite: Xml.Element, result: RunResult) -> None:
         "num_tokens": str(result.num_tokens),
         "baseline": words.baseline_words(result),
     }
+    for candidate in result.candidates:
+        if noted := words.notes(candidate):
+            values[f"notes of {candidate.name}"] = "; ".join(noted)
     for name, value in values.items():
-        Xml.SubElement(properties, "property", name=name, value=printable(value))
+        Xml.SubElement(properties, "property", name=printable(name), value=printable(value))
 
 
 def _candidate(suite: Xml.Element, result: RunResult, candidate: CandidateResult) -> None:

@@ -76,9 +76,10 @@ def _row(candidate: CandidateResult, figures: Figures) -> str:
 
 
 def _said(candidate: CandidateResult) -> str:
-    """Return why a candidate is what it is, and what else would have been found."""
-    could = detection_words(candidate)
-    return words.explanation(candidate) + ("" if could is None else f" {could}")
+    """Return why a candidate is what it is, what else would have been found, and its notes."""
+    could, noted = detection_words(candidate), "; ".join(words.notes(candidate))
+    said = (words.explanation(candidate), could, noted and f"Notes: {noted}")
+    return " ".join(filter(None, said))
 
 
 def _worst_layers(result: RunResult, figures: dict[str, Figures]) -> list[str]:

@@ -82,8 +82,9 @@ def _row(name: str, figures: Figures) -> list[Text]:
 
 def _why(candidate: CandidateResult) -> list[Text]:
     said, could = words.explanation(candidate), detection_words(candidate)
-    lines = [plain(f"{candidate.name}: {said}")]
-    return lines if could is None else [*lines, plain(f"  {could}")]
+    noted = [f"note: {note}" for note in words.notes(candidate)]
+    more = [*(() if could is None else (could,)), *noted]
+    return [plain(f"{candidate.name}: {said}"), *(plain(f"  {line}") for line in more)]
 
 
 def _alert(alert: Alert, more: str) -> Text:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from quantwatch.domain import (
+    WARNING,
     Alert,
     CandidateResult,
     Json,
@@ -16,9 +17,11 @@ from quantwatch.domain import (
 from quantwatch.domain.drift import changed
 from quantwatch.domain.drift import headline as drift_words
 from quantwatch.report.figures import Figures, Interval
-from quantwatch.report.numbers import Number
+from quantwatch.report.numbers import Number, plural
 
 UNDECIDED = "undecided"
+_MOST_NOTES, _LONGEST_NOTE = 5, 300
+"""Notes of a candidate that are shown, and letters of each."""
 _MEANING = {
     Verdict.REGRESSION: "a critical rule is breached",
     Verdict.INCONCLUSIVE: "the evidence does not suffice to say pass or regression",
@@ -55,6 +58,18 @@ def explanation(candidate: CandidateResult) -> str:
     """Return why a candidate has its verdict, and what its figures must not be read without."""
     variant = candidate.variant
     return " ".join([_reason(candidate), *(() if variant is None else variant.warnings)])
+
+
+def notes(candidate: CandidateResult) -> list[str]:
+    """Return what a candidate was measured without, or otherwise than asked; few and short.
+
+    Warnings are part of its explanation; the JSON has all of it.
+    """
+    said = () if candidate.variant is None else candidate.variant.notes
+    plain = [each for each in said if not each.startswith(WARNING)]
+    shown = [n if len(n) <= _LONGEST_NOTE else f"{n[:_LONGEST_NOTE]}…" for n in plain[:_MOST_NOTES]]
+    hidden = len(plain) - len(shown)
+    return [*shown, f"… and {plural(hidden, 'more note')} in the JSON"] if hidden else shown
 
 
 def _reason(candidate: CandidateResult) -> str:

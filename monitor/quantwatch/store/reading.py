@@ -53,7 +53,7 @@ def read_results(
 ) -> dict[str, RunResult]:
     """Return several runs' results by id; those that are not there are left out.
 
-    With `metric`, of all measurements and noise floors only that metric's are read.
+    With `metric`, of measurements and floors only that metric's are read, and no minimum effects.
     """
     rows = session.execute(_header(run_ids)).all()
     candidates = _candidates(session, run_ids, metric)
@@ -124,12 +124,12 @@ def _candidates(
         .order_by(RunCandidateRow.run_id, RunCandidateRow.idx)
     ).all()
     ids = [row.id for row, _ in rows]
-    measured, could = _measurements(session, ids, metric), read_detectables(session, ids)
+    measured = _measurements(session, ids, metric)
+    could = read_detectables(session, ids) if metric is None else {}
     found: dict[str, list[CandidateResult]] = {}
     for row, variant in rows:
         plain = _candidate(row, variant, tuple(measured.get(row.id, ())))
-        known = replace(plain, detectable=could.get(row.id, ()))
-        found.setdefault(row.run_id, []).append(known)
+        found.setdefault(row.run_id, []).append(replace(plain, detectable=could.get(row.id, ())))
     return found
 
 

@@ -38,6 +38,37 @@ def test_identity_is_named_with_both_digests(run: Run, change: dict[str, Any], w
     assert sentence.startswith(words)
 
 
+SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "one": ({"lens_positions": 16}, {"lens_positions": 8}, "lens_positions is 16, there 8"),
+    "two": (
+        {"lens": "estimated", "prefill_chunk": 256, "batch_tokens": 256},
+        {"lens": "sampled", "prefill_chunk": None, "batch_tokens": 256},
+        'lens is "estimated", there "sampled"; prefill_chunk is 256, there absent',
+    ),
+    "not there yet": (
+        {"lens": "estimated", "lens_positions": 8},
+        {"lens_positions": 8},
+        'lens is "estimated", there "sampled"',
+    ),
+    "not known": ({"lens_positions": 16}, {}, "the settings of one of them aren't known"),
+    "an equal file": (
+        {"lens_positions": 8},
+        {"lens_positions": 8},
+        "its settings are equal: another version of quantwatch captures otherwise",
+    ),
+}
+
+
+@pytest.mark.parametrize(("now", "before", "words"), SETTINGS.values(), ids=SETTINGS)
+def test_the_setting_that_differs_is_named(
+    run: Run, now: dict[str, Any], before: dict[str, Any], words: str
+) -> None:
+    """Catches a list of all settings, in which somebody has to find the one that was changed."""
+    ours, theirs = run(config=now, capture_sha="d" * 64), run(config=before)
+    [sentence] = mismatches(ours, theirs)
+    assert sentence == f"capture_sha dddddddddddd, baseline cccccccccccc: {words}"
+
+
 DIGESTS = [
     ("weights_sha", "the reference has other weights"),
     ("config_sha", "configured differently"),

@@ -17,6 +17,7 @@ from quantwatch.capture import measure
 from quantwatch.capture.course import Course
 from quantwatch.capture.plan import CapturePlan
 from quantwatch.capture.side_by_side import Subject, capture
+from quantwatch.capture.sketches import LayerSketch, sketch_layers
 from quantwatch.capture.stored import sides
 from quantwatch.capture.stored.checked import CheckedFile
 from quantwatch.capture.stored.manifest import Manifest
@@ -157,6 +158,34 @@ def test_a_damaged_sketch_is_made_again(kit: Any, tmp_path: Path) -> None:
     read = night(kit, models, shelf, plan=plan)
     assert read == live
     assert "sketch-" in read.use["warnings"][0]
+    assert shelf.entries() == []
+
+
+def test_a_sketch_that_this_machine_would_not_make_is_found(
+    kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a sketch with a right checksum that other instructions computed, used for good."""
+    plan = dataclasses.replace(PLAN, lens="estimated", sketch_top=5, sketch_draws=4)
+    reference = kit.build("llama")
+    models = {"reference": reference, "one": kit.perturb(reference)}
+    shelf = Shelf(tmp_path)
+    real = sketch_layers
+
+    def otherwise(*given: Any) -> LayerSketch:
+        made = real(*given)
+        return dataclasses.replace(
+            made, sketch=dataclasses.replace(made.sketch, logits=made.sketch.logits * (1 + 2e-7))
+        )
+
+    live = night(kit, models, None, plan=plan)
+    with monkeypatch.context() as patch:
+        patch.setattr(measure, "sketch_layers", otherwise)
+        night(kit, models, shelf, plan=plan)
+    read = night(kit, models, shelf, plan=plan)
+    assert read == live
+    assert read.use["origin"] == "live"
+    assert read.use["audit"]["num_differing"] > 0
+    assert "is not what this machine computes" in read.use["warnings"][0]
     assert shelf.entries() == []
 
 

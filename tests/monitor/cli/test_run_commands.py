@@ -3,6 +3,7 @@
 import errno
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as Xml
@@ -131,6 +132,14 @@ def test_the_table_is_the_default(run: Run, fake: Any, make: Any) -> None:
     assert "layers.2.mlp.down_proj" in outcome.out
     assert "estimate: 1.0 GB of memory (8.0 GB free), 3,900 tokens, about 2 min" in outcome.err
     assert "measure: done in" in outcome.err
+
+
+def test_what_else_the_estimate_knows(run: Run, fake: Any) -> None:
+    """Catches gigabytes of disk that nobody was told of, and memory that looks like all of it."""
+    fake.expected = replace(fake.expected, recorded_bytes=1_700_000_000, more_caches=True)
+    outcome = run("check", "run", "nightly")
+    assert "estimate: 1.0 GB of memory and KV caches (8.0 GB free), 3,900 tokens" in outcome.err
+    assert "; 1.7 GB of disk for the reference, or less time where it is recorded" in outcome.err
 
 
 def test_too_little_memory_is_refused_before_loading(run: Run, fake: Any) -> None:

@@ -319,6 +319,76 @@ candidates = [{{ name = "a", model = "m" }}]
     assert complaint(tmp_path, text).startswith(words)
 
 
+SERVED = '{ name = "s", served = { url = "http://127.0.0.1:8000", api = "vllm" } }'
+LOADED = '{ name = "a", model = "m" }'
+CANARIES = {
+    "streamed": (
+        'memory = "streamed"\ncanary = {}',
+        LOADED,
+        'checks.n.memory: "streamed" is not allowed with a canary, which is planted in weights that '
+        'stay in memory; allowed: "resident"',
+    ),
+    "nothing isolated": (
+        "isolated_fraction = 0\ncanary = {}",
+        LOADED,
+        "checks.n.isolated_fraction: 0 is not allowed with a canary, which is located by isolated "
+        "errors; allowed: more than 0",
+    ),
+    "servers only": (
+        "canary = {}",
+        SERVED,
+        "checks.n.candidates: all of them are served, and a canary is judged as a candidate that "
+        "is loaded; allowed: at least one with model or factory",
+    ),
+    "outside of the layers": (
+        'canary = { scope = ["layers.*", "head"] }',
+        LOADED,
+        "checks.n.canary.scope: 'head' has no linear layer of a decoder layer; allowed with "
+        'fault = "channel": * and globs that begin with layers.',
+    ),
+    "a part for a layer": (
+        'canary = { fault = "layer", scope = "layers.*.mlp" }',
+        LOADED,
+        "checks.n.canary.scope: 'layers.*.mlp' is no decoder layer; allowed with "
+        'fault = "layer": * and layers.N',
+    ),
+    "several": (
+        'memory = "streamed"\nisolated_fraction = 0\ncanary = {}',
+        LOADED,
+        "2 errors\n  checks.n.memory: ",
+    ),
+    "a server beside a model": ("canary = {}", f"{SERVED}, {LOADED}", None),
+    "everywhere": ('canary = { fault = "layer", scope = ["*", "layers.1?"] }', LOADED, None),
+    "inside of layers": ('canary = { scope = "layers.*.mlp.*" }', LOADED, None),
+    "no canary": ('memory = "streamed"\nisolated_fraction = 0', SERVED, None),
+}
+
+
+@pytest.mark.parametrize(("lines", "candidates", "words"), CANARIES.values(), ids=CANARIES)
+def test_a_canary_that_nothing_can_come_of(
+    tmp_path: Path, lines: str, candidates: str, words: str | None
+) -> None:
+    """Catches a monitor that says "not measurable" of itself every night, and nobody looks."""
+    text = f"""schema_version = 1
+[checks.n]
+suite = "core-v1"
+{lines}
+reference = {{ model = "r" }}
+candidates = [{candidates}]
+"""
+    if words is None:
+        assert list(load_config(written(tmp_path, text)).checks) == ["n"]
+    else:
+        assert complaint(tmp_path, text).startswith(words)
+
+
+def test_a_stored_check_with_such_a_canary_can_still_be_read() -> None:
+    """Catches runs from before that can't be judged again because today's file couldn't say so."""
+    check = {"reference": {"model": "r"}, "candidates": [{"name": "a", "model": "m"}]}
+    stored = {**check, "suite": "core-v1", "memory": "streamed", "canary": {}}
+    assert CheckConfig.model_validate(stored).canary is not None
+
+
 FILES = {
     "no version": ("", "schema_version: required, but missing; write schema_version = 1"),
     "other version": ("schema_version = 2", "schema_version: 2 is not allowed; allowed: 1"),

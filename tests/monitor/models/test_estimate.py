@@ -12,6 +12,7 @@ from tests.monitor.compressed_checkpoints import compressed
 from quantwatch.config.schema import VariantConfig
 from quantwatch.errors import ModelError
 from quantwatch.models.checkpoint import tensor_shapes
+from quantwatch.models.declared import DeclaredSizes, declared_sizes
 from quantwatch.models.estimate import estimate_bytes
 from quantwatch.models.loading import load_variant
 from quantwatch.models.quiet import quiet
@@ -170,3 +171,46 @@ def test_a_name_that_no_repository_can_have(tmp_path: Path) -> None:
     """Catches the hub library's own error for a name that is too long."""
     with pytest.raises(ModelError, match=r"hub model 'x+': Repo id must"):
         estimate_bytes(VariantConfig(model="x" * 200), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            {"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 8},
+            DeclaredSizes(3, 64, 2 * 64),
+        ),
+        (
+            {"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 8}
+            | {"num_key_value_heads": 2, "head_dim": 16},
+            DeclaredSizes(3, 64, 2 * 2 * 16),
+        ),
+        ({"n_layer": 2, "n_embd": 32, "n_head": 4}, DeclaredSizes(2, 32, 2 * 32)),
+        (
+            {"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 8}
+            | {"kv_lora_rank": 512},
+            None,
+        ),
+        ({"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": [8, 4, 4]}, None),
+        ({}, None),
+    ],
+    ids=["plain", "shared keys", "GPT-2", "latents", "another per layer", "nothing"],
+)
+def test_declared_sizes(settings: dict[str, Any], expected: DeclaredSizes | None) -> None:
+    """Catches a size that is made up where a configuration doesn't say it."""
+    assert declared_sizes(settings) == expected
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_declared_sizes_are_those_of_a_cache(
+    make_llama: Any, tmp_path: Path, kv_heads: int
+) -> None:
+    """Catches a KV cache of all heads where keys are shared."""
+    model = make_llama(num_key_value_heads=kv_heads)
+    model.save_pretrained(tmp_path / "m")
+    found = declared_sizes(json.loads((tmp_path / "m" / "config.json").read_text()))
+    with torch.no_grad():
+        cache = model(torch.tensor([[1, 2, 3]]), use_cache=True).past_key_values
+    values = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+    assert found is not None
+    assert 3 * found.cached_values == values

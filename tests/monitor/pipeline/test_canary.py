@@ -298,6 +298,29 @@ def test_not_measurable(
     assert nights.alert() in (None, "inactive")
 
 
+def test_judged_by_the_baseline_of_its_night(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a canary compared with a run that was pinned after its night was judged."""
+    settings: dict[str, Any] = {"candidates": [INT8], "rules": ONLY}
+    first, _ = nights.night(canary=None, **settings)
+    real = canaries.due
+
+    def pin_first(*given: Any) -> Any:
+        baselines.pin(nights.db, "nightly", first.run_id)
+        return real(*given)
+
+    monkeypatch.setattr(canaries, "due", pin_first)
+    run, found = nights.night(**settings)
+    assert run.baseline_run_id is None
+    assert found is not None
+    assert (found.state, found.found) == ("measured", False), found
+    run, found = nights.night(**settings)
+    assert run.baseline_run_id == first.run_id
+    assert found is not None
+    assert (found.found, found.rule) == (True, "baseline-isolated-error"), found
+
+
 def test_only_places_with_an_isolated_error_are_planted_in(nights: Nights) -> None:
     """Catches a fault where nothing is measured, which is then called missed."""
     rotated = {"weights": "int8", "granularity": "channel", "rotation": {}}

@@ -11,6 +11,7 @@ import torch
 from tests.monitor.tiny_models import llama, save_word_model
 
 import quantwatch
+from quantwatch.capture import long_prompts, prefill
 from quantwatch.config.schema import CheckConfig
 from quantwatch.domain import RunResult, RunStatus, Verdict
 from quantwatch.errors import IncompatibleError, ModelError, PromptError, UserError
@@ -264,6 +265,47 @@ def test_the_estimate_counts_tokens_and_bytes(folder: Path) -> None:
     assert expected.memory_bytes - (400 << 20) == 3 * weights
     assert expected.seconds is not None
     assert expected.free_bytes > 0
+
+
+def test_every_model_is_tried_in_chunks_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches five passes more per candidate: streamed, each of them reads all of its layers."""
+    tried: list[str] = []
+    real = prefill.prefill_effect
+
+    def noted(model: Any, prompt: Any, *, is_reference: bool) -> float:
+        tried.append(model.variant.name)
+        return real(model, prompt, is_reference=is_reference)
+
+    monkeypatch.setattr(long_prompts, "prefill_effect", noted)
+    two = (FAULTY, {"name": "same", "model": "tiny"})
+    run = run_check(request_for(folder, *two, prefill_chunk=4), database=None, progress=Quiet())
+    names = ["reference", "faulty", "same"]
+    assert sorted(tried) == sorted(names)
+    assert run.capture["prefill_effect"].keys() == set(names)
+    assert all(0 <= effect < 1e-3 for effect in run.capture["prefill_effect"].values())
+
+
+def test_the_estimate_counts_the_caches_of_long_prompts(folder: Path) -> None:
+    """Catches a run of 32,768 tokens that is started although only its weights fit."""
+    plain, chunked = (
+        estimate(
+            request_for(
+                folder,
+                FAULTY,
+                {"name": "b", "model": "tiny", "dtype": "bfloat16"},
+                prefill_chunk=size,
+            )
+        )
+        for size in (1000, 4)
+    )
+    settings = tiny().config
+    longest = max(len(text.split()) for text in json.loads((folder / "prompts.json").read_text()))
+    heads = settings.num_key_value_heads * settings.head_dim
+    caches = 2 * heads * settings.num_hidden_layers * longest * (4 + 4 + 2)
+    assert plain.memory_bytes is not None
+    assert chunked.memory_bytes == plain.memory_bytes + caches + 5 * 4 * longest
+    assert not chunked.more_caches
+    assert plain.recorded_bytes is None
 
 
 def test_a_corrupt_candidate_spoils_no_other(folder: Path) -> None:

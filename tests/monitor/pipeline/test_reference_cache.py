@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.monitor.tiny_models import save_word_model
 from typer.testing import CliRunner
 
 import quantwatch
@@ -15,7 +16,7 @@ from quantwatch.config.schema import CheckConfig
 from quantwatch.domain import Block
 from quantwatch.errors import ConfigError
 from quantwatch.models.streaming.stream import LayerStream
-from quantwatch.pipeline import RunRequest, run_check
+from quantwatch.pipeline import RunRequest, estimate, run_check
 from quantwatch.pipeline.measure import measure_check
 from quantwatch.report import document, html, markdown
 from quantwatch.report.words import cache_words
@@ -84,6 +85,25 @@ def test_a_second_night_stores_the_same_rows(
     assert read.capture["reference_cache"]["floor_logit_kl"] == 0.0
     assert "recording" in recorded.timings_s
     assert "audit" in read.timings_s
+
+
+def test_the_disk_is_estimated_beforehand(tmp_path: Path) -> None:
+    """Catches a recording that fills the disk, of which nobody was told a size."""
+    save_word_model(tmp_path / "tiny", 40, num_hidden_layers=4)
+    texts = [" ".join(f"w{i * j % 40}" for i in range(60)) for j in range(1, 7)]
+    (tmp_path / "prompts.json").write_text(json.dumps(texts))
+    request = _request(tmp_path, tmp_path / "cache", isolated_fraction=0.0)
+    expected = estimate(request).recorded_bytes
+    assert expected is not None
+    _measured(request)
+    folder = tmp_path / "cache" / "reference"
+    taken = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    assert expected == pytest.approx(taken, rel=0.05)
+    isolated = estimate(_request(tmp_path, tmp_path / "cache", isolated_fraction=0.5))
+    assert isolated.recorded_bytes == pytest.approx(1.35 * expected)
+    chunked = estimate(_request(tmp_path, tmp_path / "cache", prefill_chunk=8))
+    assert chunked.recorded_bytes == 0
+    assert estimate(_request(tmp_path, tmp_path, reference_cache=False)).recorded_bytes is None
 
 
 def test_reports_say_where_the_reference_came_from(

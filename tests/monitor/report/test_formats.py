@@ -76,6 +76,50 @@ def parsed(page: str) -> Elements:
     return elements
 
 
+# Notes
+
+NOTES = (
+    "warning: calibrated on 3 prompts",
+    "prompts in chunks: isolated errors of the first chunk",
+    NASTY,
+    "word " * 200,
+    *(f"note {n}" for n in range(4)),
+)
+
+
+@pytest.fixture
+def noted(make: Any) -> RunResult:
+    run: RunResult = make.run(make.candidate(NASTY, variant=make.variant(notes=NOTES)))
+    return run
+
+
+@pytest.mark.parametrize("show", [printed, markdown.render, html.render, junit.render])
+def test_notes_of_a_candidate(noted: RunResult, make: Any, show: Any) -> None:
+    """Catches what a candidate was measured without, known to the JSON and the run page only."""
+    text = " ".join(show(noted).replace("<br>", " ").split())
+    assert text.count("prompts in chunks: isolated errors of the first chunk") == 1
+    assert text.count("calibrated on 3 prompts") >= 1
+    assert text.count("word ") == 60
+    assert "note 1" in text
+    assert "note 2" not in text
+    assert "… and 2 more notes in the JSON" in text
+    assert not re.search(r"[Nn]otes?(:| of)", show(make.run(make.candidate("quiet"))))
+
+
+def test_notes_are_no_markup(noted: RunResult, make: Any) -> None:
+    """Catches a note that ends a table, a heading or an element."""
+    text = markdown.render(noted)
+    assert "\n# c" not in text
+    assert "<b>" not in re.sub("`` .* ``", "", text)
+    quiet = replace(noted, candidates=(replace(noted.candidates[0], variant=make.variant()),))
+    tags = [parsed(html.render(run).replace("<br>", "")).tags for run in (noted, quiet)]
+    assert tags[0] == tags[1]
+    properties = Xml.fromstring(junit.render(noted)).iter("property")
+    (value,) = [p.get("value") for p in properties if str(p.get("name")).startswith("notes of")]
+    assert "a<b>&" in str(value)
+    assert "\x1b" not in printed(noted)
+
+
 # Markdown
 
 

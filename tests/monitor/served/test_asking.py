@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ import torch
 from tests.monitor.served.conftest import NUM_WORDS, WORDS
 from tests.monitor.served.front_end import Document, FrontEnd, Reply
 
+from quantwatch.capture.served_answers import Answers
 from quantwatch.config.schema import VariantConfig
 from quantwatch.domain import Prompt, Suite
 from quantwatch.errors import ConfigError, IncompatibleError, ModelError
@@ -24,6 +26,7 @@ from quantwatch.models.served.model import ServedModel
 from quantwatch.models.served.opening import open_served
 from quantwatch.models.served.trouble import UnusableServerError
 from quantwatch.observability import redaction
+from quantwatch_kernels.compare.served import served_statistics
 
 APIS = ("vllm", "sglang", "llamacpp", "openai")
 PATHS = {
@@ -257,6 +260,102 @@ def test_openai_texts_that_are_ambiguous_count_as_the_rest(opened: Open, server:
         assert [-1 if i in (7, 8) else i for i in top] == list(found.ids)
         seen += bool({7, 8} & set(top))
     assert seen
+
+
+def _split_characters() -> tuple[str, ...]:
+    """Return the server's texts where every third id is a part of a character: all look alike."""
+    return tuple("\ufffd" if i % 3 == 0 else text for i, text in enumerate(WORDS))
+
+
+def _target_last(_: FrontEnd, path: str, document: Document) -> Document:
+    return document
+
+
+def _target_first(front_end: FrontEnd, path: str, document: Document) -> Document:
+    """vLLM's order: the token that came, then the likeliest; of one text the last one stands."""
+    if path == "/v1/completions":
+        rows = front_end.logprobs(list(IDS))
+        choice = document["choices"][0]["logprobs"]
+        for at, row in enumerate(rows[:-1]):
+            every = dict.fromkeys([IDS[at + 1], *row.topk(TOP_K).indices.tolist()])
+            choice["top_logprobs"][at + 1] = {front_end.texts[i]: row[i].item() for i in every}
+    return document
+
+
+@pytest.mark.parametrize("order", [_target_last, _target_first])
+def test_openai_texts_that_fall_together_hide_no_rank(
+    order: Any, opened: Open, server: FrontEnd
+) -> None:
+    """Catches a second-likeliest token taken for the first: an object has each text once.
+
+    What is hidden may be anything that the told ones leave over: what could be in front of it is
+    not ranked, what can't is. Bounds hold whatever is hidden.
+    """
+    server.texts, server.fault = _split_characters(), order
+    rows = server.logprobs(list(IDS)).double()
+    positions = opened("openai").ask(PROMPT)
+    hidden = 0
+    for row, found in zip(rows, positions, strict=False):
+        assert isinstance(found, Position)
+        assert len(found.ids) == TOP_K
+        first, known = found.ids[0], [i for i in found.ids if i >= 0]
+        assert first in (-1, int(row.argmax()))
+        if -1 not in found.ids[:5]:
+            assert list(found.ids[:5]) == row.topk(5).indices.tolist()
+        for token, logprob in zip(found.ids, found.logprobs, strict=True):
+            assert token == -1 or logprob == pytest.approx(float(row[token]), abs=1e-6)
+        assert not any(token % 3 == 0 for token in known)
+        hidden += TOP_K - len(set(known)) > 1
+    assert hidden
+    seed = torch.Generator().manual_seed(0)
+    reference = torch.randn(len(positions), NUM_WORDS, dtype=torch.float64, generator=seed)
+    told = Answers.of(positions, opened("openai")).told
+    bounds = served_statistics(
+        reference,
+        told,
+        torch.tensor(IDS[1:]),
+        reference_dtype=torch.float32,
+        candidate_dtype=torch.float32,
+    )
+    log_p = torch.log_softmax(reference, -1)
+    kl = (log_p.exp() * (log_p - rows[:-1])).sum(-1)
+    tv = 0.5 * (log_p.exp() - rows[:-1].exp()).abs().sum(-1)
+    assert (bounds.served_kl <= kl + 1e-9).all()
+    assert (bounds.served_tv <= tv + 1e-9).all()
+    assert (tv <= bounds.served_tv_most + 1e-9).all()
+
+
+def test_openai_a_certain_token_is_ranked_beside_hidden_ones(
+    opened: Open, server: FrontEnd
+) -> None:
+    """Catches a position that is thrown away whole for two unlikely bytes."""
+
+    def sure(document: Document) -> Document:
+        row = {"w7": math.log(0.9), "\ufffd": math.log(0.02)} | {
+            f"w{20 + i}": math.log(0.005) for i in range(7)
+        }
+        said = document["choices"][0]["logprobs"]
+        said["top_logprobs"] = [None, *([row] * (len(said["tokens"]) - 1))]
+        said["token_logprobs"] = [None, *([math.log(0.005)] * (len(said["tokens"]) - 1))]
+        return document
+
+    server.fault = always(sure)
+    for found in opened("openai").ask(PROMPT):
+        assert isinstance(found, Position)
+        # One of ten is hidden, and the token that came: together they have 0.045 at most.
+        assert found.ids[:4] == (7, -1, -1, -1)
+        assert found.logprobs[1:4] == pytest.approx(
+            [math.log(0.045), math.log(0.0225), math.log(0.02)], abs=1e-3
+        )
+
+
+def test_openai_texts_without_their_spaces_are_refused(opened: Open, server: FrontEnd) -> None:
+    """Catches " w3" taken for "w3": a server that decodes tokens one by one drops the space."""
+    ours = list(WORDS)
+    ours[41], ours[42] = " same", "same"
+    server.texts = tuple(text.strip() for text in ours)
+    with pytest.raises(UnusableServerError, match=r"position 4 it writes 'same' for id 41, .* 42"):
+        opened("openai", suite=replace(SUITE, vocabulary=tuple(ours))).ask(PROMPT)
 
 
 def test_openai_ids_may_be_told_as_texts(opened: Open, server: FrontEnd) -> None:

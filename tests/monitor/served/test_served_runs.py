@@ -14,6 +14,7 @@ from tests.dashboard.pages import html as markup
 from tests.dashboard.pages import open_page
 from tests.monitor.served.front_end import Document, FrontEnd, Reply
 
+from quantwatch.capture.outputs import Head
 from quantwatch.config.load import load_config
 from quantwatch.domain import CandidateResult, RunResult, RunStatus, Verdict
 from quantwatch.errors import ModelError, UserError
@@ -438,6 +439,39 @@ def test_a_streamed_reference_gives_the_same_figures(request_of: Request) -> Non
         for memory in ("resident", "streamed")
     ]
     assert rows[0] == rows[1]
+
+
+def test_the_reference_is_read_off_once_for_all_servers(
+    request_of: Request, server: FrontEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches the dearest product done once per server, and numbers that depend on the others."""
+    read: list[int] = []
+    real = Head.logits
+
+    def counted(self: Head, rows: Any, *, into: str) -> Any:
+        read.append(len(rows))
+        return real(self, rows, into=into)
+
+    monkeypatch.setattr(Head, "logits", counted)
+    monkeypatch.setattr("quantwatch.capture.served.chunk_rows", lambda *_: 3)
+    server.fault = fail_after(0, _holes(3))
+    alone = request_of()
+    (one,) = alone.check.candidates
+    served = one.served
+    assert served is not None
+    other = one.model_copy(
+        update={"name": "b", "served": served.model_copy(update={"top_k": 7}), "dtype": "bfloat16"}
+    )
+    both = replace(alone, check=alone.check.model_copy(update={"candidates": (other, one)}))
+    first, rows = run(alone), list(read)
+    read.clear()
+    second = run(both)
+    assert read == rows
+    assert candidate(second).measurements == candidate(first).measurements
+    assert candidate(second, "b").measurements != candidate(first).measurements
+    missing = candidate(first).find("served_kl")
+    assert missing is not None
+    assert missing.n_missing > 0
 
 
 def test_another_k_is_not_compared(request_of: Request, sqlite_db: Database) -> None:

@@ -11,6 +11,7 @@ from sqlalchemy import delete, func, select, update
 from quantwatch.domain import Canary, Detectable, RunResult, Scope
 from quantwatch.store import canaries, clock, confirmations, queue
 from quantwatch.store.detectables import detectables_of
+from quantwatch.store.reading import read_results
 from quantwatch.store.runs import get_result
 from quantwatch.store.session import Database
 from quantwatch.store.tables import CanaryRow, DetectableRow, RunRow
@@ -92,6 +93,9 @@ def test_minimum_effects_come_back(db: Database, save: Save) -> None:
     run = save(1, candidates=(first, replace(second, detectable=EFFECTS)))
     assert get_result(db, run.run_id) == run
     assert detectables_of(db, run.run_id) == [(second.name, EFFECTS)]
+    with db.reader() as session:
+        part = read_results(session, [run.run_id], metric="logit_kl")[run.run_id]
+    assert [each.detectable for each in part.candidates] == [(), ()]
 
 
 def asked(db: Database, **fields: Any) -> str:

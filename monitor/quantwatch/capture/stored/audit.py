@@ -7,6 +7,7 @@ computes something else although everything in the key is equal.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -17,9 +18,11 @@ from quantwatch.capture.floor import Floor
 from quantwatch.capture.layout import Layout, lay_out
 from quantwatch.capture.outputs import Head
 from quantwatch.capture.probe import Probe
+from quantwatch.capture.sketches import sketch_layers
 from quantwatch.capture.stored.packing import Difference, Packed, difference
 from quantwatch.capture.stored.parts import CONDITIONS, batch_part
 from quantwatch.capture.stored.seen import pack_seen
+from quantwatch.capture.stored.sketches import pack_sketches, unpack_sketches
 from quantwatch.capture.stored.traces import pack_trace, unpack_trace
 from quantwatch.capture.stored.use import Audit
 from quantwatch.capture.trace import LiveTraceSource, Trace
@@ -56,8 +59,10 @@ class Auditor:
         said = self._floor.conditions(seen)
         return _audit(CONDITIONS, [difference(pack_seen(seen.observations, said), stored)])
 
-    def batch(self, number: int, stored: Packed, floor: Packed | None) -> tuple[Audit, float]:
-        """Hold a batch, and its noise floor if it has one, against what was stored.
+    def batch(
+        self, number: int, stored: Packed, floor: Packed | None, sketches: Packed | None
+    ) -> tuple[Audit, float]:
+        """Hold a batch, with its noise floor and sketches if it has any, against what was stored.
 
         Return the store's floor, too: the largest KL in nats at some scored positions.
         """
@@ -70,8 +75,21 @@ class Auditor:
             seen = Kept()
             said = self._floor.beside(trace, seen)
             found.append(difference(pack_seen(seen.observations, said), floor))
+        if sketches is not None:
+            found.append(difference(self._sketched(trace, layout, sketches), sketches))
         kl = self._store_floor(trace, unpack_trace(stored, batch, rows), layout)
         return _audit(_name(number, batch), found), kl
+
+    def _sketched(self, trace: Trace, layout: Layout, stored: Packed) -> Packed:
+        """Read the batch's layers in full again, over as many ids as is stored."""
+        readout = self._source.head(trace.head_input).readout
+        made = {
+            width: sketch_layers(
+                replace(readout, width=width), trace.taps, layout, self._course.plan
+            )
+            for width in unpack_sketches(stored)
+        }
+        return pack_sketches(made)
 
     def _store_floor(self, live: Trace, stored: Trace, layout: Layout) -> float:
         """Return the largest KL between logits of the live and of the stored head input."""

@@ -11,7 +11,7 @@ from quantwatch.capture.stored.damage import DamagedError
 from quantwatch.capture.stored.key import ingredients
 from quantwatch.capture.stored.lock import Lock
 from quantwatch.capture.stored.manifest import Manifest
-from quantwatch.capture.stored.parts import CONDITIONS, batch_part, floor_part
+from quantwatch.capture.stored.parts import CONDITIONS, batch_part, file_of, floor_part, sketch_part
 from quantwatch.capture.stored.reading import Kept
 from quantwatch.capture.stored.recorder import Recorder
 from quantwatch.capture.stored.shelf import Entry, Shelf, note_uses, refuse_foreign
@@ -118,9 +118,12 @@ def _audit(kept: Kept, night: Night, uses: int) -> None:
         else:
             has_floor = night.course.has_floor(night.course.batches[number])
             floor = kept.read(floor_part(number)) if has_floor else None
+            sketch = sketch_part(number)
+            sketches = kept.read(sketch) if file_of(sketch) in kept.manifest.files else None
             if not kept.is_whole:
                 return
-            night.use.audit, night.use.floor_logit_kl = auditor.batch(number, stored, floor)
+            found = auditor.batch(number, stored, floor, sketches)
+            night.use.audit, night.use.floor_logit_kl = found
     if not night.use.audit.is_equal:
         kept.differs(night.use.audit)
 

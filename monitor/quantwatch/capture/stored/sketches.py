@@ -1,7 +1,8 @@
 """Sketches as a pack and back: what the lens saw of the reference, beside the trace it saw it in.
 
-They come to be while candidates are measured, so they have a file of their own. An audit leaves
-them out: they follow from the trace, which it computes again.
+They come to be while candidates are measured, so they have a file of their own. An audit makes
+those of its batch again: they follow from the trace, by a product that no key describes in full
+(the compiler that built the native lens is none of its ingredients).
 """
 
 from quantwatch.capture.sketches import LayerSketch

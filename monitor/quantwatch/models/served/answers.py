@@ -78,24 +78,36 @@ class Question:
 
 
 def position(
-    entries: Iterable[tuple[Any, Any]], top_k: int, target: float | str | None
+    entries: Iterable[tuple[Any, Any]], top_k: int, target: float | str | None, hidden: int = 0
 ) -> Position | str:
     """Return a position from its entries (id, log-probability) in any order, or why it is missing.
 
     The target's log-probability may be among them, beyond the top k, as one more; a str says why it
-    can't be read.
+    can't be read. Of the likeliest, `hidden` were not told: each is ranked where it is at most.
     """
     pairs = _pairs(entries)
     wrong = next((one for one in (pairs, target) if isinstance(one, str)), None)
     if wrong is not None or isinstance(pairs, str) or isinstance(target, str):
         return str(wrong)
-    if len(pairs) < top_k:
+    if len(pairs) + hidden < top_k:
         return f"{len(pairs)} of {top_k} log-probabilities"
-    kept = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:top_k]
-    if math.fsum(math.exp(value) for _, value in kept) > 1 + _MOST_MASS:
+    if math.fsum(math.exp(value) for _, value in _likeliest(pairs, top_k)) > 1 + _MOST_MASS:
         return "probabilities that add to more than 1"
+    kept = _likeliest([*pairs, *_at_most(pairs, hidden)], top_k)
     ids, logprobs = zip(*kept, strict=True)
     return Position(ids, logprobs, target)
+
+
+def _likeliest(pairs: list[tuple[int, float]], count: int) -> list[tuple[int, float]]:
+    return sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:count]
+
+
+def _at_most(pairs: list[tuple[int, float]], hidden: int) -> list[tuple[int, float]]:
+    """Return entries that weren't told, as likely as what is left over allows: the j-th of them
+    has a j-th of it at most.
+    """
+    left = max(0.0, 1 - math.fsum(math.exp(value) for _, value in pairs)) + _ROUNDING
+    return [(UNKNOWN, min(0.0, math.log(left / rank))) for rank in range(1, hidden + 1)]
 
 
 def _pairs(entries: Iterable[tuple[Any, Any]]) -> list[tuple[int, float]] | str:

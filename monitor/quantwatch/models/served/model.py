@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -16,20 +17,28 @@ MOST_SILENT = 3
 """Prompts in a row without an answer before a server is given up."""
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a server is asked for, and what is known of it beside its answers."""
+
+    top_k: int
+    """Log-probabilities per position."""
+    dtype: torch.dtype
+    """What its head computes in, as its operator says: decides what is a tie."""
+    texts: Sequence[str]
+    """Text of every token id of the reference."""
+
+
 class ServedModel:
     """One candidate on one server. `missing` counts positions by why they are missing."""
 
     def __init__(
-        self, variant: Variant, said: Said, dialect: Dialect, client: JsonClient, top_k: int
+        self, variant: Variant, said: Said, dialect: Dialect, client: JsonClient, terms: Terms
     ) -> None:
         self.variant = variant
-        self.top_k = top_k
+        self.terms = terms
         self.client = client
         self.missing = Counter[str]()
-        self.dtype = torch.float32
-        """What its head computes in, as its operator says: decides what is a tie."""
-        self.texts: Sequence[str] = ()
-        """Text of every token id of the reference."""
         self._said = said
         self._dialect = dialect
         self._freshness = Freshness()
@@ -96,8 +105,9 @@ class ServedModel:
                 )
 
     def _answer(self, prompt: Prompt) -> Answer:
+        terms = self.terms
         question = Question(
-            self._said.model, prompt.token_ids, prompt.score_start, self.top_k, self.texts
+            self._said.model, prompt.token_ids, prompt.score_start, terms.top_k, terms.texts
         )
         if not question.targets:
             return Answer(())

@@ -4,6 +4,10 @@ It tells texts, not ids: `tokens`, `token_logprobs` and `top_logprobs`, one entr
 generated one last. A text that stands for exactly one id of the reference's vocabulary is that id
 (vLLM's `token_id:123` says so itself); any other one is unknown, and its probability belongs to the
 rest. The target's own log-probability is told by position and needs no text.
+
+`top_logprobs` is an object, so of several ids with one text (bytes of split characters, special
+tokens) one is told and the others are hidden, the likelier ones as well. Fewer entries than were
+asked for, beside a text that is unknown, are taken for that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -95,6 +99,7 @@ def _read(
     if len(tokens) != len(question.ids):
         same_count(len(tokens) - 1, len(question.ids))  # the generated one is the last
     _same_texts(tokens, question)
+    _same_ids(tokens, question, by_text)
     found = [_position(targets[at], tops[at], question.top_k, by_text) for at in question.targets]
     _require_ids(found)
     return tuple(found)
@@ -107,10 +112,26 @@ def _position(target: Any, top: Any, top_k: int, by_text: Mapping[str, int]) -> 
         return "no table of log-probabilities"
     # The token that came is told as well where it is beyond the k.
     entries = [(_id(text, by_text), value) for text, value in top.items()]
-    return position(entries, top_k, log_probability(target))
+    known = log_probability(target)
+    return position(entries, top_k, known, _hidden(entries, top_k, known))
+
+
+def _hidden(entries: list[tuple[int, Any]], top_k: int, target: float | str) -> int:
+    """Return how many of the k likeliest may have fallen together with others of their text."""
+    values = [log_probability(value) for _, value in entries]
+    numbers = [value for value in values if not isinstance(value, str)]
+    if isinstance(target, str) or len(numbers) < len(values):
+        return 0  # it is missing anyway
+    if all(token != UNKNOWN for token, _ in entries):
+        return 0
+    # Behind all that is told, the target may be one more than the k.
+    is_last = target <= min(numbers)
+    return max(0, top_k + is_last - len(entries))
 
 
 def _id(text: str, by_text: Mapping[str, int]) -> int:
+    if not text:  # what special tokens decode to
+        return UNKNOWN
     digits = text.removeprefix(_BY_ID)
     if digits != text and (told := token_id(digits)) is not None:
         return told
@@ -129,6 +150,21 @@ def _same_texts(tokens: list[Any], question: Question) -> None:
             raise UnusableServerError(
                 f"the server scored other tokens than it was sent: at position {at} it has "
                 f"{theirs[:40]!r}, not {ours[:40]!r} (another tokenizer, or a BOS put in front?)"
+            )
+
+
+def _same_ids(tokens: list[Any], question: Question, by_text: Mapping[str, int]) -> None:
+    """Raise UnusableServerError where a text stands for another id here than there.
+
+    The first token of a text may be written without its space, wherever texts are joined.
+    """
+    for at, (text, token) in enumerate(zip(tokens, question.ids, strict=False)):
+        ours = _id(str(text), by_text)
+        if at and ours not in (UNKNOWN, token):
+            raise UnusableServerError(
+                f"the server's texts stand for other ids: at position {at} it writes "
+                f"{str(text)[:40]!r} for id {token}, which is id {ours} here: use an api that "
+                "tells ids"
             )
 
 

@@ -16,7 +16,7 @@ from quantwatch.models.loaded import LoadedModel
 from quantwatch.models.served.dialect import Dialect, Said
 from quantwatch.models.served.http import JsonClient, Sleep
 from quantwatch.models.served.llamacpp import Llamacpp
-from quantwatch.models.served.model import ServedModel
+from quantwatch.models.served.model import ServedModel, Terms
 from quantwatch.models.served.openai import Openai
 from quantwatch.models.served.sglang import Sglang
 from quantwatch.models.served.trouble import NoAnswerError, UnusableServerError
@@ -70,10 +70,8 @@ def open_served(
         raise UnusableServerError(f"{served.base.host} can't be reached: {error}") from error
     _check(said, reference, suite)
     variant = _variant(name, config, said, dialect)
-    model = ServedModel(variant, said, dialect, client, served.top_k)
-    model.dtype = getattr(torch, config.loading_dtype)
-    model.texts = suite.vocabulary
-    return model
+    terms = Terms(served.top_k, getattr(torch, config.loading_dtype), suite.vocabulary)
+    return ServedModel(variant, said, dialect, client, terms)
 
 
 def _check(said: Said, reference: LoadedModel, suite: Suite) -> None:
