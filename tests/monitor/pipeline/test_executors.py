@@ -1,0 +1,322 @@
+"""`executor = "local"`: several processes store the rows of one, whatever becomes of them."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from sqlalchemy import text
+
+import quantwatch
+from quantwatch.config.schema import CheckConfig
+from quantwatch.errors import ConfigError, ModelError, WorkersLostError
+from quantwatch.pipeline import RunRequest, run_check
+from quantwatch.pipeline.executors import driver, sharding, spreading
+from quantwatch.pipeline.executors.local import LocalCrew
+from quantwatch.pipeline.measure import measure_check
+from quantwatch.pipeline.reasons import explain
+from quantwatch.store.runs import get_result
+from quantwatch.store.session import Database
+
+FAULT = {"scope": "layers.1.mlp.down_proj", "scale": 1.2}
+GPTQ = {
+    "weights": "int4", "granularity": "group", "group_size": 16, "method": "gptq",
+    "calibration": {"suite": {"files": ["prompts.json"]}, "limit": 8},
+}  # fmt: skip
+
+
+class Quiet:
+    def start(self, stage: str, total_tokens: int) -> None:
+        pass
+
+    def advance(self, tokens: int) -> None:
+        pass
+
+
+class Counting(Quiet):
+    def __init__(self) -> None:
+        self.total = self.done = 0
+
+    def start(self, stage: str, total_tokens: int) -> None:
+        self.total += total_tokens
+
+    def advance(self, tokens: int) -> None:
+        self.done += tokens
+
+
+def _request(folder: Path, *candidates: dict[str, Any], **settings: Any) -> RunRequest:
+    given = {
+        "reference": {"model": "tiny"},
+        "candidates": candidates
+        or [
+            {"name": "int8", "model": "tiny", "recipe": "int8-channel"},
+            {"name": "faulty", "model": "tiny", "faults": [FAULT]},
+            {"name": "gptq", "model": "tiny", "recipe": GPTQ},
+        ],
+        "suite": {"files": ["prompts.json"]},
+        "isolated_fraction": 0.3,
+        "batch_tokens": 40,
+        "threads": 1,
+        **settings,
+    }
+    return RunRequest("spread", CheckConfig.model_validate(given), folder, folder / "cache")
+
+
+@pytest.fixture(autouse=True)
+def _many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four processes, however few cores the machine has."""
+    monkeypatch.setattr(sharding, "cores", lambda: 4)
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_left() -> Iterator[None]:
+    """Whatever a test does, no worker outlives its run."""
+    yield
+    left = [p for p in psutil.Process().children(recursive=True) if _is_worker(p)]
+    assert not left
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return any("executors.child" in part for part in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+_PASSING = {"id", "run_id", "run_candidate_id", "alert_id", "created_at"}
+
+
+def _rows(database: Database, run_id: str) -> dict[str, list[dict[str, Any]]]:
+    """Return everything that was stored of a run's measurements, without the names of rows."""
+    with database.reader() as session:
+        found: dict[str, list[dict[str, Any]]] = {}
+        for name in ("measurement", "block", "detectable"):
+            found[name] = _plain(
+                session,
+                f"SELECT c.name AS candidate_name, t.* FROM {name} t JOIN run_candidate c "
+                "ON t.run_candidate_id = c.id WHERE c.run_id = :run ORDER BY 1, 2, 3, 4, 5",
+                run_id,
+            )
+        for name in ("noise_floor", "alert_scope"):
+            found[name] = _plain(session, f"SELECT * FROM {name} WHERE run_id = :run", run_id)
+        return found
+
+
+def _plain(session: Any, sql: str, run_id: str) -> list[dict[str, Any]]:
+    rows = [dict(row) for row in session.execute(text(sql), {"run": run_id}).mappings()]
+    plain = [{k: v for k, v in row.items() if k not in _PASSING} for row in rows]
+    return sorted(plain, key=repr)
+
+
+def _stored(database: Database, request: RunRequest) -> tuple[Any, dict[str, Any]]:
+    run = run_check(request, database=database, progress=Quiet())
+    return get_result(database, run.run_id), _rows(database, run.run_id)
+
+
+@pytest.mark.slow
+def test_one_two_and_four_processes_store_the_rows_of_none(
+    folder: Path, database: Database
+) -> None:
+    """Catches any stored bit that depends on who measured it, and rows in another order."""
+    inline, rows = _stored(database, _request(folder))
+    assert len(rows["measurement"]) > 100
+    assert len(rows["block"]) > 100
+    assert rows["noise_floor"]
+    assert inline.capture["sharding"] == {}
+    for shards in (1, 2, 4):
+        run, found = _stored(database, _request(folder, executor="local", shards=shards))
+        for table, theirs in rows.items():
+            assert found[table] == theirs, (shards, table)
+        assert run.candidates == inline.candidates
+        assert run.noise_floor == inline.noise_floor
+        assert run.capture_sha == inline.capture_sha
+        assert run.baseline_mismatch == inline.baseline_mismatch
+        told = run.capture["sharding"]
+        assert (told["executor"], told["shards"], told["threads"]) == ("local", shards, 1)
+        assert (told["retried"], told["lost"]) == (0, [])
+        assert len(told["peak_memory_bytes"]) >= 1
+        for name in run.capture.keys() - {"sharding", "timings_s"}:
+            assert run.capture[name] == inline.capture[name], name
+
+
+def _measured(request: RunRequest, progress: Any = None) -> tuple[Any, ...]:
+    with measure_check(request, progress or Quiet()) as measured:
+        return list(measured.blocks()), dict(measured.floor), measured.report
+
+
+def _assert_same(ours: list[Any], theirs: list[Any]) -> None:
+    assert len(ours) == len(theirs) > 20
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one.kind, one.metric, one.prompt) == (other.kind, other.metric, other.prompt)
+        np.testing.assert_array_equal(one.values, other.values, err_msg=one.metric)
+
+
+ONE = {"name": "int8", "model": "tiny", "recipe": "int8-channel"}
+
+
+class _Killing(LocalCrew):
+    """Stops a worker, gives it a unit, and kills it: it is at that unit for certain."""
+
+    victims: dict[int, int] = {}
+    """Unit → how many workers still die of it."""
+
+    def give(self, worker: int, unit: int) -> None:
+        if self.victims.get(unit, 0):
+            self.victims[unit] -= 1
+            pid = self.workers[worker].process.pid
+            os.kill(pid, signal.SIGSTOP)
+            super().give(worker, unit)
+            os.kill(pid, signal.SIGKILL)
+        else:
+            super().give(worker, unit)
+
+
+@pytest.fixture
+def killing(monkeypatch: pytest.MonkeyPatch) -> type[_Killing]:
+    monkeypatch.setattr(spreading, "LocalCrew", _Killing)
+    monkeypatch.setattr(_Killing, "victims", {})
+    return _Killing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"memory": "streamed"}, {"prefill_chunk": 7}, {"lens": "estimated"}],
+    ids=["plain", "streamed", "in chunks", "estimated"],
+)
+def test_a_killed_worker_changes_no_bit(
+    folder: Path, killing: type[_Killing], settings: dict[str, Any]
+) -> None:
+    """Catches a batch that is lost, or counted twice, with the process that had it."""
+    blocks, floor, report = _measured(_request(folder, ONE, **settings))
+    killing.victims = {3: 1}
+    steps = Counting()
+    ours, our_floor, told = _measured(
+        _request(folder, ONE, executor="local", shards=2, **settings), steps
+    )
+    _assert_same(ours, blocks)
+    assert our_floor == floor
+    assert told.num_forwards == report.num_forwards
+    assert told.firings == report.firings
+    assert steps.done == steps.total
+    assert told.sharding["retried"] == 1
+    (lost,) = told.sharding["lost"]
+    assert "was killed by SIGKILL" in lost
+
+
+@pytest.mark.slow
+def test_a_batch_that_kills_everybody_ends_the_run_by_name(
+    folder: Path, killing: type[_Killing]
+) -> None:
+    """Catches a run that hangs, or goes on without a batch."""
+    killing.victims = {3: 9}
+    wanted = _request(folder, ONE, executor="local", shards=4)
+    with pytest.raises(
+        WorkersLostError, match=r"batch 3 \(prompt.* can't be measured: 3 work"
+    ) as e:
+        _measured(wanted)
+    failure = explain(e.value)
+    assert (failure.code, failure.retryable) == ("killed", True)
+
+
+@pytest.mark.slow
+def test_without_any_worker_the_run_ends(folder: Path, killing: type[_Killing]) -> None:
+    """Catches a wait for somebody who never comes."""
+    killing.victims = {2: 1}
+    with pytest.raises(WorkersLostError, match=r"no worker is left, .*batch 2 .*the only worker"):
+        _measured(_request(folder, ONE, executor="local", shards=1))
+
+
+@pytest.mark.slow
+def test_what_a_worker_raises_is_raised(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches an error of a worker that looks like its death, and other numbers that look alike."""
+    facts = driver.first_difference
+    monkeypatch.setattr(
+        driver, "first_difference", lambda one, other: facts(one, {**other, "x": 1})
+    )
+    with pytest.raises(ModelError, match="worker 0 .* would not measure the same numbers: x is 1"):
+        _measured(_request(folder, ONE, executor="local", shards=1))
+
+
+@pytest.mark.slow
+def test_a_stop_ends_the_workers_at_once(folder: Path) -> None:
+    """Catches a cancelled run whose processes compute on. The fixture counts who is left."""
+
+    class Stopping(Quiet):
+        def advance(self, tokens: int) -> None:
+            if tokens:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _measured(_request(folder, ONE, executor="local", shards=2), Stopping())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"shards": 2}, 'shards = 2 is for executor = "local" or "ray", not "inline"'),
+        ({"executor": "local", "ray_address": "auto"}, 'ray_address is for executor = "ray"'),
+        ({"executor": "local", "reference_cache": True}, "reference_cache = true exclude each"),
+        ({"executor": "threads"}, "executor"),
+        ({"executor": "local", "shards": 0}, "shards"),
+    ],
+)
+def test_what_cannot_be_spread_is_no_configuration(
+    folder: Path, settings: dict[str, Any], words: str
+) -> None:
+    """Catches a setting that is ignored without a word."""
+    with pytest.raises(ValueError, match=words):
+        _request(folder, ONE, **settings)
+
+
+def test_a_served_candidate_is_asked_by_one_process(folder: Path) -> None:
+    served = {"name": "there", "served": {"url": "http://127.0.0.1:9", "api": "vllm"}}
+    with pytest.raises(ValueError, match="can't ask a server: there is asked by one process"):
+        _request(folder, served, executor="local")
+
+
+def test_ray_chooses_the_gpu(folder: Path) -> None:
+    other = {**ONE, "device": "cuda:1"}
+    with pytest.raises(ValueError, match='device = "cuda:1" is not allowed; allowed: "cpu" and'):
+        _request(folder, other, executor="ray")
+    assert _request(folder, {**ONE, "device": "cuda"}, executor="ray").check.shards is None
+
+
+def test_more_threads_than_cores_are_refused_before_anything_is_loaded(folder: Path) -> None:
+    """Catches processes that wait for one another at every operation."""
+    missing = {"name": "c", "model": "nowhere"}
+    wanted = _request(folder, missing, executor="local", shards=3, threads=2)
+    with pytest.raises(
+        ConfigError, match=r"shards = 3 with threads = 2 .* on 6 threads, .* 4 cores"
+    ):
+        _measured(wanted)
+
+
+def test_shards_follow_from_cores_and_threads(folder: Path) -> None:
+    def of(**settings: Any) -> sharding.Sharding:
+        found = sharding.sharding_of(_request(folder, ONE, executor="local", **settings).check)
+        assert found is not None
+        return found
+
+    assert [of(threads=n).num_shards for n in (1, 2, 3, 4, 8)] == [4, 2, 1, 1, 1]
+    assert of(threads=2, shards=2).num_shards == 2
+    assert sharding.sharding_of(_request(folder, ONE).check) is None
+
+
+def test_all_cores_for_one_process_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches an executor that spreads nothing and doesn't say why."""
+    monkeypatch.setattr(sharding.torch, "get_num_threads", lambda: 4)
+    found = sharding.sharding_of(_request(folder, ONE, executor="local", threads=None).check)
+    assert found is not None
+    assert found.num_shards == 1
+    assert found.notes == ("one process of 4 threads fills 4 cores; threads = 1 allows more",)
+
+
+def test_modules_in_memory_are_nowhere_else() -> None:
+    with pytest.raises(ConfigError, match="executor = 'local' is no setting: the modules are in"):
+        quantwatch.compare(None, None, [[1, 2]], executor="local")  # type: ignore[arg-type]
