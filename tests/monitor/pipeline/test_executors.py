@@ -1,15 +1,15 @@
 """`executor = "local"`: several processes store the rows of one, whatever becomes of them."""
 
-import json
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import psutil
 import pytest
+import torch
 from sqlalchemy import text
 
 import quantwatch
@@ -162,7 +162,7 @@ ONE = {"name": "int8", "model": "tiny", "recipe": "int8-channel"}
 class _Killing(LocalCrew):
     """Stops a worker, gives it a unit, and kills it: it is at that unit for certain."""
 
-    victims: dict[int, int] = {}
+    victims: ClassVar[dict[int, int]] = {}
     """Unit → how many workers still die of it."""
 
     def give(self, worker: int, unit: int) -> None:
@@ -184,15 +184,9 @@ def killing(monkeypatch: pytest.MonkeyPatch) -> type[_Killing]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"memory": "streamed"}, {"prefill_chunk": 7}, {"lens": "estimated"}],
-    ids=["plain", "streamed", "in chunks", "estimated"],
-)
-def test_a_killed_worker_changes_no_bit(
-    folder: Path, killing: type[_Killing], settings: dict[str, Any]
-) -> None:
+def test_a_killed_worker_changes_no_bit(folder: Path, killing: type[_Killing]) -> None:
     """Catches a batch that is lost, or counted twice, with the process that had it."""
+    settings = {"memory": "streamed", "prefill_chunk": 7, "lens": "estimated"}
     blocks, floor, report = _measured(_request(folder, ONE, **settings))
     killing.victims = {3: 1}
     steps = Counting()
@@ -239,7 +233,7 @@ def test_what_a_worker_raises_is_raised(folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         driver, "first_difference", lambda one, other: facts(one, {**other, "x": 1})
     )
-    with pytest.raises(ModelError, match="worker 0 .* would not measure the same numbers: x is 1"):
+    with pytest.raises(ModelError, match=r"worker 0 .* would not measure the same numbers: x is 1"):
         _measured(_request(folder, ONE, executor="local", shards=1))
 
 
@@ -253,7 +247,7 @@ def test_a_stop_ends_the_workers_at_once(folder: Path) -> None:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        _measured(_request(folder, ONE, executor="local", shards=2), Stopping())
+        _measured(_request(folder, ONE, executor="local", shards=1), Stopping())
 
 
 @pytest.mark.parametrize(
@@ -310,7 +304,7 @@ def test_shards_follow_from_cores_and_threads(folder: Path) -> None:
 
 def test_all_cores_for_one_process_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches an executor that spreads nothing and doesn't say why."""
-    monkeypatch.setattr(sharding.torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     found = sharding.sharding_of(_request(folder, ONE, executor="local", threads=None).check)
     assert found is not None
     assert found.num_shards == 1
