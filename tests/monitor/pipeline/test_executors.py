@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -248,6 +251,37 @@ def test_a_stop_ends_the_workers_at_once(folder: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         _measured(_request(folder, ONE, executor="local", shards=1), Stopping())
+
+
+ABANDONED = textwrap.dedent(
+    """
+    import sys, time
+    from pathlib import Path
+    from tests.monitor.pipeline.test_executors import ONE, Quiet, _measured, _request
+
+    class Dying(Quiet):
+        def advance(self, tokens):
+            if tokens:
+                print("measuring", flush=True)
+                time.sleep(600)
+
+    _measured(_request(Path(sys.argv[1]), ONE, executor="local", shards=1), Dying())
+    """
+)
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_run_that_is_killed(folder: Path) -> None:
+    """Catches processes that hold two models in memory and wait for nobody."""
+    command = [sys.executable, "-c", ABANDONED, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline().strip() == "measuring"
+        workers = [p for p in psutil.Process(run.pid).children() if _is_worker(p)]
+        assert len(workers) == 1
+        run.kill()
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    assert not alive
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ return is pickled by us: Ray would hand out views of its own memory that can't b
 
 import os
 import pickle
+import secrets
 from contextlib import ExitStack
 from typing import Any
 
@@ -30,11 +31,22 @@ _STORE_BYTES = 256 << 20
 """What a cluster of one's own keeps objects in: jobs, and partials on their way."""
 
 
-def require_ray() -> Any:
-    """Return the package. Raises ConfigError, naming the extra, when it isn't there."""
-    # Before the package is there: it is told once, when a cluster starts.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+def require_ray(address: str | None) -> Any:
+    """Return the package, told in time how to start a cluster where none is named.
+
+    Whoever reaches a Ray cluster can run code in it: one of our own listens on this machine alone
+    and asks for a secret of this run. Raises ConfigError, naming the extra, when it isn't there.
+    """
+    wanted = dict(_QUIET)
+    if address is None:
+        # The name is of systems on which that is so anyway.
+        wanted["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        wanted |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    for name, value in wanted.items():
+        os.environ.setdefault(name, value)
     try:
         import ray
     except ImportError as error:
@@ -76,7 +88,7 @@ class RayCrew:
     """Actors of one run."""
 
     def __init__(self, job: Job, sharding: Sharding, most: int) -> None:
-        self._ray = require_ray()
+        self._ray = require_ray(sharding.address)
         self._owns_cluster = not self._ray.is_initialized()
         self._actors: list[Any] = []
         self._pending: dict[Any, int] = {}
@@ -133,7 +145,6 @@ class RayCrew:
             num_cpus=sharding.threads * (sharding.num_shards or 1),
             object_store_memory=_STORE_BYTES,
             include_dashboard=False,
-            _node_ip_address="127.0.0.1",
             **quiet,
         )
 

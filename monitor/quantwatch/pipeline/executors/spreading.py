@@ -35,7 +35,7 @@ class Spreading:
         if sharding.executor == "ray":
             from quantwatch.pipeline.executors.rays import require_ray
 
-            require_ray()
+            require_ray(sharding.address)
         return cls(request, sharding)
 
     def over(self, models: Mapping[str, LoadedModel], suite: Suite) -> Spread:
