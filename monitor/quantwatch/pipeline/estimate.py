@@ -11,6 +11,7 @@ from quantwatch.errors import UserError
 from quantwatch.models.estimate import estimate_bytes
 from quantwatch.models.lookup import look_up
 from quantwatch.models.text import load_text_side
+from quantwatch.pipeline.executors.sharding import sharding_of
 from quantwatch.pipeline.request import RunRequest
 from quantwatch.prompts.files import read_files
 from quantwatch.prompts.loading import load_suite
@@ -72,7 +73,17 @@ def estimate(request: RunRequest) -> Estimate:
     if tokens is not None and request.check.lens == "sampled":  # else as the vocabulary is wide
         weights = sum(size.num_weights for size in known)
         seconds = _OVERHEAD * 2 * weights * tokens / _flops_per_second(request.check.threads)
-    return Estimate(sum(size.num_bytes for size in known) + _WORKING_BYTES, free, tokens, seconds)
+    one, workers = sum(size.num_bytes for size in known), _workers_here(request)
+    if workers:  # they have the models once more each; the run's own process computes nothing
+        memory = (1 + workers) * one + workers * _WORKING_BYTES
+        return Estimate(memory, free, tokens, None if seconds is None else seconds / workers)
+    return Estimate(one + _WORKING_BYTES, free, tokens, seconds)
+
+
+def _workers_here(request: RunRequest) -> int:
+    """Return how many processes of this machine measure beside the run's own."""
+    sharding = sharding_of(request.check)
+    return 0 if sharding is None or not sharding.is_here else sharding.num_shards or 1
 
 
 def _size(config: VariantConfig, request: RunRequest) -> _Size | None:

@@ -16,7 +16,7 @@ from quantwatch.domain import (
 from quantwatch.domain.drift import changed
 from quantwatch.domain.drift import headline as drift_words
 from quantwatch.report.figures import Figures, Interval
-from quantwatch.report.numbers import Number
+from quantwatch.report.numbers import Number, plural
 
 UNDECIDED = "undecided"
 _MEANING = {
@@ -118,6 +118,17 @@ _ORIGINS = {
     "recorded": "run live and recorded",
     "cache": "read from the cache (recorded {recorded_at}, use {uses})",
 }
+
+
+def worker_words(result: RunResult) -> str | None:
+    """Return who measured the batches and what became of them; None when the run itself did."""
+    told = result.capture.get("sharding")
+    if not told:
+        return None
+    processes = plural(told["shards"], "process", "processes")
+    words = f"{processes} of {plural(told['threads'], 'thread')} ({told['executor']})"
+    again = [f"{plural(told['retried'], 'batch', 'batches')} measured again"]
+    return "; ".join([words, *told["notes"], *(again if told["lost"] else []), *told["lost"]])
 
 
 def _audit_words(audit: Json) -> str:

@@ -18,7 +18,7 @@ from sqlalchemy import text
 import quantwatch
 from quantwatch.config.schema import CheckConfig
 from quantwatch.errors import ConfigError, ModelError, WorkersLostError
-from quantwatch.pipeline import RunRequest, run_check
+from quantwatch.pipeline import RunRequest, estimate, run_check
 from quantwatch.pipeline.executors import driver, sharding, spreading
 from quantwatch.pipeline.executors.local import LocalCrew
 from quantwatch.pipeline.measure import measure_check
@@ -334,6 +334,17 @@ def test_shards_follow_from_cores_and_threads(folder: Path) -> None:
     assert [of(threads=n).num_shards for n in (1, 2, 3, 4, 8)] == [4, 2, 1, 1, 1]
     assert of(threads=2, shards=2).num_shards == 2
     assert sharding.sharding_of(_request(folder, ONE).check) is None
+
+
+def test_an_estimate_counts_every_process(folder: Path) -> None:
+    """Catches a run that is begun in memory for one process and needs that of three."""
+    alone = estimate(_request(folder, ONE)).memory_bytes
+    spread = estimate(_request(folder, ONE, executor="local", shards=2)).memory_bytes
+    away = estimate(_request(folder, ONE, executor="ray", ray_address="auto")).memory_bytes
+    working = 400 << 20
+    assert alone is not None
+    assert spread == 3 * (alone - working) + 2 * working
+    assert away == alone
 
 
 def test_all_cores_for_one_process_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
