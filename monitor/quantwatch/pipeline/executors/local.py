@@ -24,7 +24,13 @@ class LocalCrew:
 
     def __init__(self, job: Job, size: int) -> None:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.workers = [_Worker(number, job, self._events) for number in range(size)]
+        self.workers: list[_Worker] = []
+        try:
+            for number in range(size):
+                self.workers.append(_Worker(number, job, self._events))
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def size(self) -> int:
