@@ -13,7 +13,13 @@ from quantwatch.capture.plan import CapturePlan
 from quantwatch.capture.report import CaptureReport
 from quantwatch.capture.shards.partials import Partial, units_of
 from quantwatch.domain import Prompt, Suite
-from quantwatch.errors import CaptureError, ModelError, PromptError, WorkersLostError
+from quantwatch.errors import (
+    CaptureError,
+    ModelError,
+    PromptError,
+    RunStoppedError,
+    WorkersLostError,
+)
 from quantwatch.pipeline.executors.driver import Driver, first_difference
 from quantwatch.pipeline.executors.job import Done, Event, Failed, Job, Lost, Opened
 from quantwatch.pipeline.executors.ledger import Ledger
@@ -178,6 +184,20 @@ def test_nobody_left_is_told_with_the_batch() -> None:
         r"was killed; worker 1 was killed\)",
     ):
         _run(Crew(2, {(0, 0): "dies", (1, 0): "dies"}))
+
+
+def test_a_stop_is_heard_while_nothing_happens() -> None:
+    """Catches a cancelled run that waits for its workers' next batch."""
+    crew = Crew(1, {})
+    crew._events.clear()  # busy with something long
+
+    class Stopped(Steps):
+        def advance(self, tokens: int) -> None:
+            raise RunStoppedError("cancelled", "user")
+
+    with pytest.raises(RunStoppedError):
+        list(_driver(crew).partials(COURSE, Stopped()))
+    assert crew.closed == 1
 
 
 def test_errors_pass_as_they_are() -> None:

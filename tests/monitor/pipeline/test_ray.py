@@ -72,7 +72,9 @@ class _Killing(rays.RayCrew):
 
 
 @pytest.mark.slow
-def test_a_killed_actor_changes_no_bit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_actor_changes_no_bit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Catches a batch that Ray sends twice or drops, and a cluster that others can reach."""
     monkeypatch.setattr(sharding, "cores", lambda: 2)
     monkeypatch.setattr(rays, "RayCrew", _Killing)
@@ -93,6 +95,7 @@ def test_a_killed_actor_changes_no_bit(folder: Path, monkeypatch: pytest.MonkeyP
     assert told.sharding["retried"] == 1
     assert len(told.sharding["lost"]) == len(_Killing.victims) == 1
     assert "worker" in told.sharding["lost"][0]
+    assert capsys.readouterr().out == ""
     assert _Killing.heard_at
     assert _Killing.heard_at <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
     assert not psutil.pid_exists(_Killing.victims[0])

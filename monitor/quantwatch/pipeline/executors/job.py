@@ -109,8 +109,9 @@ def opened(job: Job) -> Iterator[tuple[Shard, Json]]:
 
 
 def bare(request: RunRequest) -> RunRequest:
-    """Return a request without what only judging needs."""
-    return replace(request, baseline=None, baseline_sums=())
+    """Return a request without what only judging needs, and with paths that hold anywhere."""
+    base_dir, cache_dir = request.base_dir.absolute(), request.cache_dir.absolute()
+    return replace(request, baseline=None, baseline_sums=(), base_dir=base_dir, cache_dir=cache_dir)
 
 
 def portable(error: BaseException) -> BaseException:

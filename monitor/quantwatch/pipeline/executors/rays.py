@@ -8,7 +8,8 @@ return is pickled by us: Ray would hand out views of its own memory that can't b
 import os
 import pickle
 import secrets
-from contextlib import ExitStack
+import sys
+from contextlib import ExitStack, redirect_stdout
 from typing import Any
 
 from quantwatch.config.schema import CheckConfig
@@ -92,6 +93,9 @@ class RayCrew:
         self._owns_cluster = not self._ray.is_initialized()
         self._actors: list[Any] = []
         self._pending: dict[Any, int] = {}
+        self._stack = ExitStack()
+        # Ray tells of deaths where a document may be printed.
+        self._stack.enter_context(redirect_stdout(sys.stderr))
         try:
             self._connect(sharding)
             self._start(job, sharding, most)
@@ -123,11 +127,12 @@ class RayCrew:
 
     def close(self) -> None:
         """End the actors, and the cluster if it was started here."""
-        if self._owns_cluster:
-            self._ray.shutdown()
-            return
-        for actor in self._actors:
-            self._ray.kill(actor)
+        with self._stack:
+            if self._owns_cluster:
+                self._ray.shutdown()
+                return
+            for actor in self._actors:
+                self._ray.kill(actor)
 
     def _connect(self, sharding: Sharding) -> None:
         if not self._owns_cluster:
