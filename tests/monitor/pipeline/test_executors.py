@@ -18,13 +18,15 @@ from sqlalchemy import text
 import quantwatch
 from quantwatch.config.schema import CheckConfig
 from quantwatch.errors import ConfigError, ModelError, WorkersLostError
-from quantwatch.pipeline import RunRequest, estimate, run_check
+from quantwatch.pipeline import RunRequest, estimate, loading, run_check
 from quantwatch.pipeline.executors import driver, sharding, spreading
+from quantwatch.pipeline.executors.job import portable
 from quantwatch.pipeline.executors.local import LocalCrew
 from quantwatch.pipeline.measure import measure_check
 from quantwatch.pipeline.reasons import explain
 from quantwatch.store.runs import get_result
 from quantwatch.store.session import Database
+from quantwatch_dashboard.components.facts import identity
 
 FAULT = {"scope": "layers.1.mlp.down_proj", "scale": 1.2}
 GPTQ = {
@@ -68,6 +70,19 @@ def _request(folder: Path, *candidates: dict[str, Any], **settings: Any) -> RunR
         **settings,
     }
     return RunRequest("spread", CheckConfig.model_validate(given), folder, folder / "cache")
+
+
+MADE = """
+from pathlib import Path
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+def build():
+    folder = Path(__file__).with_name("tiny")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.model.layers[0].self_attn.o_proj.weight.data *= 1.1
+    return model, AutoTokenizer.from_pretrained(folder)
+"""
+"""A factory; it lies beside the configuration."""
 
 
 @pytest.fixture(autouse=True)
@@ -126,13 +141,19 @@ def test_one_two_and_four_processes_store_the_rows_of_none(
     folder: Path, database: Database
 ) -> None:
     """Catches any stored bit that depends on who measured it, and rows in another order."""
-    inline, rows = _stored(database, _request(folder))
+    (folder / "made_for_workers.py").write_text(MADE)
+    int8, faulty, gptq = _request(folder).check.candidates
+    factory = {"name": "made", "factory": "made_for_workers:build", "allow_code": True}
+    gone = {"name": "gone", "model": "nowhere"}
+    every = [*(c.model_dump() for c in (int8, faulty, gptq)), factory, gone]
+    inline, rows = _stored(database, _request(folder, *every))
+    assert [c.failure is None for c in inline.candidates] == [True] * 4 + [False]
     assert len(rows["measurement"]) > 100
     assert len(rows["block"]) > 100
     assert rows["noise_floor"]
     assert inline.capture["sharding"] == {}
     for shards in (1, 2, 4):
-        run, found = _stored(database, _request(folder, executor="local", shards=shards))
+        run, found = _stored(database, _request(folder, *every, executor="local", shards=shards))
         for table, theirs in rows.items():
             assert found[table] == theirs, (shards, table)
         assert run.candidates == inline.candidates
@@ -143,6 +164,7 @@ def test_one_two_and_four_processes_store_the_rows_of_none(
         assert (told["executor"], told["shards"], told["threads"]) == ("local", shards, 1)
         assert (told["retried"], told["lost"]) == (0, [])
         assert len(told["peak_memory_bytes"]) >= 1
+        assert "of 1 thread (local)" in identity(run)
         for name in run.capture.keys() - {"sharding", "timings_s"}:
             assert run.capture[name] == inline.capture[name], name
 
@@ -334,6 +356,32 @@ def test_shards_follow_from_cores_and_threads(folder: Path) -> None:
     assert [of(threads=n).num_shards for n in (1, 2, 3, 4, 8)] == [4, 2, 1, 1, 1]
     assert of(threads=2, shards=2).num_shards == 2
     assert sharding.sharding_of(_request(folder, ONE).check) is None
+
+
+def test_loading_keeps_to_the_threads_of_measuring(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches values that were calibrated on other threads in a worker than in the run's process."""
+    seen = list[int]()
+    monkeypatch.setattr(
+        loading, "load_variant", lambda *_, **__: seen.append(torch.get_num_threads())
+    )
+    wanted = _request(folder, ONE, threads=3)
+    loading.load_one(wanted, "reference", wanted.check.reference)
+    assert (seen, torch.get_num_threads()) == ([3], 1)
+
+
+class _OddError(Exception):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def test_errors_that_cannot_be_sent_are_told_in_words() -> None:
+    """Catches a worker whose error dies on its way, and looks like the worker's death."""
+    sent = portable(ModelError("no such file"))
+    assert (type(sent), str(sent)) == (ModelError, "no such file")
+    odd = portable(_OddError(1, 2))
+    assert (type(odd), str(odd)) == (RuntimeError, "_OddError: 1 and 2")
 
 
 def test_an_estimate_counts_every_process(folder: Path) -> None:
