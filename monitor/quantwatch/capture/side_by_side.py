@@ -89,6 +89,8 @@ def capture(subject: Subject, sink: Sink, floor: Sink, progress: Progress) -> Ca
     plan, report, use, every = subject.plan, CaptureReport(), Use(), subject.models.items()
     models = {name: model for name, model in every if isinstance(model, LoadedModel)}
     served = {name: model for name, model in every if isinstance(model, ServedModel)}
+    if subject.spread is not None and (served or subject.shelf is not None):
+        raise ValueError("what is served or kept is measured by one process; a spread was given")
     describe(models, served, report)
     reference = models[REFERENCE]
     course = Course(subject.suite, plan, reference.max_positions)

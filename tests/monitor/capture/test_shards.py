@@ -152,6 +152,14 @@ def test_a_few_rows_of_the_head_are_named_from_all_units(kit: Any) -> None:
     assert pieces.report.head_rows == whole.report.head_rows
 
 
+def test_what_is_kept_cannot_be_spread(kit: Any) -> None:
+    """Catches a recording without its batches."""
+    loaded = {name: kit.load(kit.build("llama"), name) for name in ("reference", "c")}
+    subject = Subject(loaded, kit.suite([9]), CapturePlan(), "wanted", Apart([]))
+    with pytest.raises(ValueError, match="served or kept is measured by one process"):
+        capture(subject, kit.memory(), kit.memory(), kit.steps())
+
+
 def test_units_keep_chunks_together(kit: Any) -> None:
     """Catches a chunk whose cache is in another process."""
     course = Course(kit.suite(LENGTHS), PLANS["in chunks"], 64)
