@@ -36,12 +36,12 @@ class _Check(Protocol):
 def executor_problem(check: _Check) -> str | None:
     """Return why a check can't be spread as it says, None when it can (or isn't)."""
     executor = check.executor
-    if check.ray_address is not None and executor != "ray":
+    if executor != "ray" and check.ray_address is not None:
         return f'ray_address is for executor = "ray", not "{executor}"'
     if executor == "inline":
-        if check.shards is not None:
-            return f'shards = {check.shards} is for executor = "local" or "ray", not "inline"'
-        return None
+        if check.shards is None:
+            return None
+        return f'shards = {check.shards} is for executor = "local" or "ray", not "inline"'
     if check.reference_cache:
         return (
             f'executor = "{executor}" and reference_cache = true exclude each other: a reference '
@@ -53,11 +53,13 @@ def executor_problem(check: _Check) -> str | None:
             f'executor = "{executor}" can\'t ask a server: {", ".join(served)} is asked by one '
             'process, prompt by prompt; allowed with served candidates: executor = "inline"'
         )
-    return _devices_problem(check) if executor == "ray" else None
+    return _ray_problem(check) if executor == "ray" else None
 
 
-def _devices_problem(check: _Check) -> str | None:
-    """Ray shows a worker its own GPU alone, as the first one."""
+def _ray_problem(check: _Check) -> str | None:
+    """Ray shows a worker its own GPU alone, as the first one; a cluster is joined or made here."""
+    if check.ray_address == "local":
+        return 'ray_address = "local" is not allowed; without it the run starts a cluster here'
     for variant in (check.reference, *check.candidates):
         if variant.device not in ("cpu", "cuda", "cuda:0"):
             return (

@@ -313,6 +313,7 @@ def test_workers_end_with_a_run_that_is_killed(folder: Path) -> None:
         ({"executor": "local", "ray_address": "auto"}, 'ray_address is for executor = "ray"'),
         ({"executor": "local", "reference_cache": True}, "reference_cache = true exclude each"),
         ({"executor": "threads"}, "executor"),
+        ({"executor": "ray", "ray_address": "local"}, 'ray_address = "local" is not allowed'),
         ({"executor": "local", "shards": 0}, "shards"),
     ],
 )

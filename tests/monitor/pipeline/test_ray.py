@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,22 @@ def test_without_ray_the_extra_is_named(folder: Path, monkeypatch: pytest.Monkey
         measure_check(missing, Quiet()),
     ):
         pass
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}", "[::1]:{}"])
+def test_an_address_where_nobody_listens_is_refused_at_once(address: str) -> None:
+    """Catches a run that waits for a cluster that isn't there: Ray itself does, for very long."""
+    with socket.socket() as bound:  # and doesn't listen
+        bound.bind(("127.0.0.1", 0))
+        wanted = address.format(bound.getsockname()[1])
+        with pytest.raises(ConfigError, match="nobody listens there"):
+            rays.require_listener(wanted)
+
+
+def test_an_address_where_somebody_listens_is_tried() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        rays.require_listener(f"127.0.0.1:{server.getsockname()[1]}")
+    rays.require_listener("auto")
 
 
 class _Cluster:

@@ -8,6 +8,7 @@ return is pickled by us: Ray would hand out views of its own memory that can't b
 import os
 import pickle
 import secrets
+import socket
 import sys
 from contextlib import ExitStack, redirect_stdout
 from typing import Any
@@ -28,6 +29,7 @@ from quantwatch.pipeline.executors.job import (
 from quantwatch.pipeline.executors.sharding import Sharding
 from quantwatch.pipeline.reasons import peak_memory_bytes
 
+_CONNECT_S = 10.0
 _STORE_BYTES = 256 << 20
 """What a cluster of one's own keeps objects in: jobs, and partials on their way."""
 
@@ -168,6 +170,20 @@ class RayCrew:
         data = self._ray.put(pickle.dumps(job))
         self._actors = [kind.remote(number) for number in range(wanted)]
         self._pending = {actor.open.remote(data): n for n, actor in enumerate(self._actors)}
+
+
+def require_listener(address: str | None) -> None:
+    """Raise ConfigError when nobody listens at HOST:PORT: Ray would try for an hour.
+
+    Names that Ray looks up itself (`auto`) are its own to refuse.
+    """
+    host, _, port = (address or "").rpartition("://")[2].rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"ray_address {address!r}: nobody listens there: {error}") from error
 
 
 def gpus_of(check: CheckConfig) -> int:

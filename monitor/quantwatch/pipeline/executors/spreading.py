@@ -33,9 +33,10 @@ class Spreading:
         if sharding is None:
             return None
         if sharding.executor == "ray":
-            from quantwatch.pipeline.executors.rays import require_ray
+            from quantwatch.pipeline.executors.rays import require_listener, require_ray
 
             require_ray(sharding.address)
+            require_listener(sharding.address)
         return cls(request, sharding)
 
     def over(self, models: Mapping[str, LoadedModel], suite: Suite) -> Spread:
