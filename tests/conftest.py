@@ -74,7 +74,8 @@ WHOLE = (
             "store/test_store_overview", "retention/test_retention", "cli/test_run_commands",
             "cli/test_store_commands", "baselines/test_false_alerts", "pipeline/test_canary",
             "pipeline/test_attribution", "pipeline/test_streamed_check",
-            "pipeline/test_long_prompts", "capture/test_stored_reference",
+            "pipeline/test_long_prompts", "pipeline/test_executors", "pipeline/test_ray",
+            "capture/test_shards", "capture/test_stored_reference",
             "capture/test_stored_entries", "capture/test_chunked_prefill",
             "capture/test_estimates", "served/test_served_runs",
         )

@@ -13,6 +13,7 @@ QuantwatchError
     ├── StoreError       database locked, full, read-only, behind or ahead of this program
     │   └── ConflictError  a transaction ended in favour of another one
     ├── ResourceError    not enough memory or disk
+    ├── WorkersLostError  the processes that measure a run's batches died
     ├── LeaseLostError   the run is no longer this worker's; what it found is dropped
     └── RunStoppedError  the run was cancelled or ran past its deadline
 """
@@ -81,6 +82,14 @@ class ConflictError(StoreError):
 
 class ResourceError(MonitorError):
     """Not enough memory or disk for the run; the message gives the estimate and what is free."""
+
+
+class WorkersLostError(MonitorError):
+    """The processes that measured a run's batches died; `unit` is what the last one was at."""
+
+    def __init__(self, message: str, unit: int | None = None) -> None:
+        super().__init__(message)
+        self.unit = unit
 
 
 class LeaseLostError(MonitorError):

@@ -6,7 +6,7 @@ from typing import Any
 
 from quantwatch.domain import RunResult, Variant
 from quantwatch.observability import redaction
-from quantwatch.report.words import cache_words
+from quantwatch.report.words import cache_words, worker_words
 from quantwatch_dashboard import text
 from quantwatch_dashboard.components import markup
 from quantwatch_dashboard.components.markup import Html, tag
@@ -41,10 +41,12 @@ def identity(result: RunResult) -> Html:
 
 
 def _recorded(result: RunResult) -> Iterator[tuple[str, str]]:
-    """Yield where the reference's numbers came from, if the check asked for a recording."""
+    """Yield where the reference's numbers came from and who measured, if a check asked for it."""
     said = cache_words(result)
     if said is not None:
         yield "reference's hidden states", said
+    if (workers := worker_words(result)) is not None:
+        yield "measured by", workers
 
 
 def own_code(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """Measure some candidates against the reference's trace of a batch, and report to a sink."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from quantwatch.capture.basis import other_inputs
@@ -36,11 +36,12 @@ class Measurer:
     ) -> None:
         self.probes = probes
         self.report = report
-        self._source = source
+        self.source = source
         self._readouts = {name: readout_of(probe.model) for name, probe in probes.items()}
         self._plan = plan
         self._sink = sink
-        self._head_rows: dict[str, set[int]] = {}
+        self.head_rows: dict[str, set[int]] = {}
+        """Candidate → ids whose logit differs on the reference's own input; some of too many."""
         self._other_heads = {n for n, probe in probes.items() if HEAD in other_inputs(probe.model)}
         report.bit_equal = dict.fromkeys(probes, True)
         report.head_rows = dict.fromkeys(probes, ())
@@ -74,10 +75,12 @@ class Measurer:
     def _compare(self, readings: Mapping[str, Reading], trace: Trace, layout: Layout) -> None:
         """Compare the outputs at the scored positions, look closer, and hand on what was found."""
         heads = {
-            name: Head.of(probe.model, self._readouts[name], readings[name].head_input, probe.watch)
+            name: Head.of(
+                probe.model, self._readouts[name], readings[name].head_input, probe.counts.watch
+            )
             for name, probe in self.probes.items()
         }
-        theirs = self._source.head(trace.head_input)
+        theirs = self.source.head(trace.head_input)
         equal = {name for name in heads if self.report.bit_equal[name] and readings[name].is_equal}
         with self.report.timed("outputs"):
             outputs = compare_outputs(
@@ -140,7 +143,7 @@ class Measurer:
             with report.timed("sketch"):
                 trace.sketches[width] = sketch_layers(readout, trace.taps, layout, self._plan)
         # What the estimator does another way is told with the candidate's other events.
-        with report.timed("estimates"), watched(self.probes[measured.name].watch):
+        with report.timed("estimates"), watched(self.probes[measured.name].counts.watch):
             layers = {s: (trace.taps[s], hidden) for s, hidden in measured.reading.layers.items()}
             sketch = trace.sketches[width]
             measured.estimates = estimate_layers(readout, layers, layout, sketch)
@@ -173,7 +176,13 @@ class Measurer:
         rows = layout.measured(0, layout.positions[0])
         errors, differing = isolate_head(*heads, rows, measured.outputs.width)
         measured.isolated_head = errors
-        seen = self._head_rows.setdefault(measured.name, set())
-        seen |= differing
+        self.note_head_rows(measured.name, differing)
+
+    def note_head_rows(self, name: str, differing: Iterable[int]) -> None:
+        """Add ids whose logit differs; of more than are told, only enough to know that are kept."""
+        seen = self.head_rows.setdefault(name, set())
+        seen |= set(differing)
         few = len(seen) <= MAX_HEAD_ROWS
-        self.report.head_rows[measured.name] = tuple(sorted(seen)) if few else ()
+        self.report.head_rows[name] = tuple(sorted(seen)) if few else ()
+        if not few:
+            self.head_rows[name] = set(sorted(seen)[: MAX_HEAD_ROWS + 1])

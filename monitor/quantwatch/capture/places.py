@@ -55,9 +55,9 @@ def _is_needed(scope: Scope) -> bool:
 def prove(probes: Mapping[str, Probe], report: CaptureReport) -> None:
     """Note how often every tap fired, and what the kernels did unasked."""
     for name, probe in probes.items():
-        report.num_forwards[name] = probe.num_forwards
-        report.events[name] = event_words(probe.watch, probe.overflows())
+        report.num_forwards[name] = probe.counts.num_forwards
+        report.events[name] = event_words(probe.counts.watch, probe.overflows())
         for scope, path in probe.routers.paths.items():
             report.routers.setdefault(scope, {})[name] = path
         for scope in probe.model.anatomy.taps:
-            report.firings.setdefault(scope, {})[name] = probe.all_firings[scope]
+            report.firings.setdefault(scope, {})[name] = probe.counts.firings[scope]

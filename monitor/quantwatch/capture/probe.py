@@ -17,13 +17,14 @@ from torch.utils.hooks import RemovableHandle
 
 from quantwatch.capture.batches import Batch
 from quantwatch.capture.calls import Call
+from quantwatch.capture.counts import Counts
 from quantwatch.capture.prefill import Prefill
 from quantwatch.capture.routers import Choices, RouterWatch
 from quantwatch.domain import HEAD, Scope
 from quantwatch.errors import CaptureError
 from quantwatch.models.loaded import LoadedModel
 from quantwatch_kernels.quantize.residual import overflows_uncounted, residual_overflows
-from quantwatch_kernels.registry import Watch, watched
+from quantwatch_kernels.registry import watched
 
 
 class Listener(Protocol):
@@ -48,10 +49,8 @@ class Probe:
         self.model = model
         self.firings: Counter[Scope] = Counter()
         """How often each scope fired in the last forward."""
-        self.all_firings: Counter[Scope] = Counter()
-        self.num_forwards = 0
-        self.watch = Watch()
-        """What the model's kernels did under observation."""
+        self.counts = Counts()
+        """Since the last `take_counts`; of overflows only those that were counted elsewhere."""
         self.routers = RouterWatch(model)
         self.choices = Choices()
         """Where the routers sent the tokens of the last forward."""
@@ -105,14 +104,14 @@ class Probe:
             if batch.isolated:  # hooks slow modules down: those on linears by a percent of a run
                 self._hook(_only_linears(self.model), linears)
             ids, options = batch.token_ids(self.model.device), self._options(batch)
-            with watched(self.watch), self.routers.watching(batch) as self.choices:
+            with watched(self.counts.watch), self.routers.watching(batch) as self.choices:
                 self._run_to_the_head(ids, options)
         finally:
             self._listener = None
             _remove(linears)
         self._check_coverage()
-        self.all_firings.update(self.firings)
-        self.num_forwards += 1
+        self.counts.firings.update(self.firings)
+        self.counts.num_forwards += 1
         return batch.select(self._head_input(batch))
 
     def _run_to_the_head(self, ids: Tensor, options: Mapping[str, Any]) -> None:
@@ -130,14 +129,24 @@ class Probe:
         finally:
             self._listener, self.firings = outer
 
+    def take_counts(self) -> Counts:
+        """Return what was counted since the last time, overflows included, and begin anew."""
+        taken, self.counts = self.counts, Counts()
+        after = residual_overflows(self.model.module)
+        taken.overflows.update(Counter(after) - Counter(self._overflows_before))
+        self._overflows_before = after
+        return taken
+
     def overflows(self) -> dict[str, int]:
-        """Return scope → values that a narrow residual stream made infinite under observation."""
+        """Return scope → values that a narrow residual stream made infinite under observation.
+
+        In the order of the modules, whoever counted them.
+        """
+        own = Counter(residual_overflows(self.model.module)) - Counter(self._overflows_before)
+        found = own + self.counts.overflows
         names = self.model.anatomy.scopes_by_path
-        found = {
-            str(names.get(path, path)): count - self._overflows_before.get(path, 0)
-            for path, count in residual_overflows(self.model.module).items()
-        }
-        return {scope: count for scope, count in found.items() if count}
+        paths = [path for path, _ in self.model.module.named_modules() if path in found]
+        return {str(names.get(path, path)): found[path] for path in paths}
 
     def _options(self, batch: Batch) -> dict[str, Any]:
         if batch.chunk is not None:

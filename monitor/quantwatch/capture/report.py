@@ -50,6 +50,9 @@ class CaptureReport:
     reference_cache: Json = field(default_factory=dict)
     """Whether the reference was live, recorded or read back, and what its audit found."""
 
+    sharding: Json = field(default_factory=dict)
+    """How many workers measured the suite's batches, and what became of them; empty: none did."""
+
     failed: dict[str, str] = field(default_factory=dict)
     """Served candidate → why it could not be measured to the end."""
     served: dict[str, dict[str, object]] = field(default_factory=dict)
@@ -82,6 +85,20 @@ class CaptureReport:
             self.routers.setdefault(Scope(scope), {})[name] = path
         for scope, count in facts["firings"].items():
             self.firings.setdefault(Scope(scope), {})[name] = count
+
+    def add(self, part: "CaptureReport") -> None:
+        """Add what was found on a piece of the suite; pieces come in the order of the batches."""
+        for name, equal in part.bit_equal.items():
+            self.bit_equal[name] &= equal
+        for name, found in part.first_nonfinite.items():
+            self.note_nonfinite(name, found)
+        for scope, reasons in part.missing.items():
+            self.missing.setdefault(scope, {}).update(reasons)
+        for scope, reasons in part.unrouted.items():
+            for name, reason in reasons.items():
+                self.unrouted.setdefault(scope, {}).setdefault(name, reason)
+        for stage, spent in part.timings_s.items():
+            self.timings_s[stage] = self.timings_s.get(stage, 0.0) + spent
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:

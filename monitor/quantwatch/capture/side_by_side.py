@@ -1,9 +1,8 @@
 """Run the reference and its candidates side by side over a suite and compare them as they go."""
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TypeVar
 
 import torch
@@ -12,18 +11,18 @@ from torch import Tensor
 from quantwatch.capture.batches import Batch
 from quantwatch.capture.course import Course
 from quantwatch.capture.floor import Floor
-from quantwatch.capture.layout import lay_out
-from quantwatch.capture.long_prompts import caches_dropped, drop_caches, try_chunks
+from quantwatch.capture.long_prompts import caches_dropped, try_chunks
 from quantwatch.capture.measure import Measurer
 from quantwatch.capture.observer import check_observer_effect, plain_logits
+from quantwatch.capture.passes import Pass
 from quantwatch.capture.places import REFERENCE, describe, prove
 from quantwatch.capture.plan import CapturePlan
 from quantwatch.capture.probe import Probe
 from quantwatch.capture.readout import readout_of
 from quantwatch.capture.report import CaptureReport
 from quantwatch.capture.served import ServedMeasurer
+from quantwatch.capture.shards.partials import Fold, Spread
 from quantwatch.capture.stored.opening import Night, opened
-from quantwatch.capture.stored.parts import CONDITIONS, floor_part
 from quantwatch.capture.stored.reading import Kept
 from quantwatch.capture.stored.recorder import Recorder
 from quantwatch.capture.stored.shelf import Shelf
@@ -52,6 +51,8 @@ class Subject:
     """Where the reference is kept from night to night, why it can't be, or None: nobody asked."""
     tried: Mapping[str, float] = field(default_factory=dict)
     """Models that were tried in chunks before, by how far their logits were off: not again."""
+    spread: Spread | None = None
+    """Who measures the batches, nothing served and nothing kept then; None: this process."""
 
 
 def capture_suite(
@@ -79,6 +80,9 @@ def capture(subject: Subject, sink: Sink, floor: Sink, progress: Progress) -> Ca
 
     A prompt longer than the plan's `prefill_chunk` goes in chunks (`long_prompts`).
 
+    With a `spread`, other processes measure the batches, to the same bits; the observer's effect
+    and the floor's other conditions are measured here.
+
     Raises:
         ModelError: a prompt has to go in chunks and a model can't take it so.
         CaptureError: a tap didn't fire exactly once, looking changed the logits, or modules of
@@ -87,6 +91,8 @@ def capture(subject: Subject, sink: Sink, floor: Sink, progress: Progress) -> Ca
     plan, report, use, every = subject.plan, CaptureReport(), Use(), subject.models.items()
     models = {name: model for name, model in every if isinstance(model, LoadedModel)}
     served = {name: model for name, model in every if isinstance(model, ServedModel)}
+    if subject.spread is not None and (served or subject.shelf is not None):
+        raise ValueError("what is served or kept is measured by one process; a spread was given")
     describe(models, served, report)
     reference = models[REFERENCE]
     course = Course(subject.suite, plan, reference.max_positions)
@@ -104,7 +110,8 @@ def capture(subject: Subject, sink: Sink, floor: Sink, progress: Progress) -> Ca
         main = Measurer(side.source, others, plan, sink, report)
         asked = ServedMeasurer(side.source, served, reference.dtype, sink, report)
         with caches_dropped(probes.values()):
-            _Night(side, (main, asked), Floor(probes[REFERENCE], course), course).run(progress)
+            whole = Pass(side, (main, asked), Floor(probes[REFERENCE], course), course)
+            _run(whole, Fold(main, probes, sink, floor), subject.spread, progress)
         asked.finish()
         prove({name: probes[name] for name in run}, report)
         _conclude(side, kept, report, use)
@@ -132,59 +139,21 @@ def _conclude(
         report.shift("reference", "recording", kept.seconds)
 
 
-class _Night:
-    """One pass over a suite."""
-
-    def __init__(
-        self,
-        side: LiveSide,
-        measurers: tuple[Measurer, ServedMeasurer],
-        floor: Floor,
-        course: Course,
-    ) -> None:
-        self._side = side
-        self._main, self._served = measurers
-        self._floor = floor
-        self._course = course
-        self._probes = (floor.probe, *self._main.probes.values())
-
-    def run(self, progress: Progress) -> None:
-        """Measure batch by batch; `progress` advances after every model's pass."""
-        course, report = self._course, self._main.report
-        suite = course.suite
-        report.num_padding_tokens = sum(batch.num_padding for batch in course.batches)
-        report.chunked_prompts = len(course.long)
-        report.has_estimates = course.plan.lens == "estimated"
-        again = sum(course.floor_length(p) for p in suite.prompts if p.index in course.floor)
-        passes = 1 + len(self._main.probes) + self._served.num_models
-        progress.start("measure", suite.num_tokens * passes + again)
-        for batch in course.batches:
-            self._measure(batch, progress)
-            if batch.chunk is not None and batch.chunk.is_last:
-                drop_caches(self._probes)
-        if course.conditions is not None:
-            with report.timed("floor"):
-                found = self._side.part(CONDITIONS, self._floor.conditions)
-                report.noise_floor_sources |= found
-
-    def _measure(self, batch: Batch, progress: Progress) -> None:
-        """Measure one batch. Its trace ends with this call, before the next one begins."""
-        course, report = self._course, self._main.report
-        layout = lay_out(batch, course.suite.hash, course.plan)
-        with report.timed("reference"):
-            trace = self._side.source.trace(batch, course.linear_rows(batch, layout))
-        progress.advance(batch.num_tokens)
-        for scope, reason in trace.unmeasured.items():
-            report.missing.setdefault(scope, {})[REFERENCE] = reason
-        self._main.measure(trace, layout, progress)
-        self._served.measure(trace, layout, progress)
-        with report.timed("reference"):
-            self._side.keep(trace)
-        if course.has_floor(batch):
-            with report.timed("floor"):
-                name = floor_part(course.number(batch))
-                said = self._side.part(name, partial(self._floor.beside, trace))
-            progress.advance(said["num_tokens"])
+def _run(whole: Pass, fold: Fold, spread: Spread | None, progress: Progress) -> None:
+    """Measure the whole suite, here or by workers; what is measured once is measured here."""
+    course, report = whole.course, whole.main.report
+    report.num_padding_tokens = sum(batch.num_padding for batch in course.batches)
+    report.chunked_prompts = len(course.long)
+    report.has_estimates = course.plan.lens == "estimated"
+    progress.start("measure", whole.num_tokens)
+    if spread is None:
+        whole.run(course.batches, progress)
+    else:
+        with closing(spread.partials(course, progress)) as partials:
+            for partial in partials:
+                fold.add(partial)
+        report.sharding = spread.told()
+    whole.conditions()
 
 
 def _without_reference(found: Mapping[str, T]) -> dict[str, T]:

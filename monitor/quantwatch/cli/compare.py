@@ -25,7 +25,8 @@ def compare(
     recipe: o.Recipe = None, execution: o.Executed = "dequantized",
     dtype: o.ReferenceDtype = "float32", candidate_dtype: o.CandidateDtype = None,
     threads: o.Threads = None, allow_beyond_context: o.Beyond = False,
-    prefill_chunk: o.Chunk = None, reference_cache: o.Recorded = False, yes: o.Yes = False,
+    prefill_chunk: o.Chunk = None, reference_cache: o.Recorded = False,
+    executor: o.Spread = "inline", shards: o.Shards = None, yes: o.Yes = False,
     store: o.Store = True, json: o.AsJson = False, format_: o.AsFormat = None,
     output: o.Output = None,
 ) -> None:  # fmt: skip
@@ -40,8 +41,9 @@ def compare(
     }
     ours: Values = {"model": reference, "dtype": dtype}
     theirs: Values = {"model": candidate, "dtype": candidate_dtype or dtype, "recipe": recipe}
-    limits = {"threads": threads, "allow_beyond_context": allow_beyond_context}
+    limits: Values = {"threads": threads, "allow_beyond_context": allow_beyond_context}
     limits |= {"prefill_chunk": prefill_chunk, "reference_cache": reference_cache}
+    limits |= {"executor": executor, "shards": shards}
     check = comparison(ours, theirs | {"execution": execution}, suite, limits)
     run(session, COMPARE, check, Path.cwd(), wishes)
 

@@ -43,6 +43,10 @@ Recorded = Annotated[
     bool,
     typer.Option("--reference-cache", help="Record REF's hidden states, or read them again."),
 ]
+Spread = Annotated[
+    Literal["inline", "local", "ray"], typer.Option(help="Who measures the batches.")
+]
+Shards = Annotated[int | None, typer.Option(min=1, help="Processes of --executor local or ray.")]
 Chunk = Annotated[
     int | None, typer.Option("--prefill-chunk", min=1, help="Longer prompts go in such chunks.")
 ]

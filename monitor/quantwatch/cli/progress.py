@@ -85,8 +85,10 @@ class Lines:
             self._stage = None
 
     def _pace(self, now: float) -> str:
+        if not self._done:  # workers load, or measure their first batches
+            return ""
         rate = self._done / max(now - self._started, 1e-9)
-        left = max(self._total - self._done, 0) / rate if rate else 0.0
+        left = max(self._total - self._done, 0) / rate
         return f", {rate:.0f} tokens/s, {left:.0f} s left"
 
 

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from quantwatch.config.base import MOST_THREADS, Name, Strict
 from quantwatch.config.canary import CanaryConfig
 from quantwatch.config.dashboard import DashboardConfig, GrantsConfig
+from quantwatch.config.executors import Executor, executor_problem
 from quantwatch.config.recipes import RecipeConfig
 from quantwatch.config.rules import RuleConfig, RuleOverride, Statistic
 from quantwatch.config.service import CacheConfig, EndpointConfig, RetentionConfig, ServiceConfig
@@ -137,6 +138,22 @@ class CheckConfig(Strict):
         le=MOST_THREADS,
         description="CPU threads; all cores but never more than physical ones when absent.",
     )
+    executor: Executor = Field(
+        default="inline",
+        description="Who measures the batches, to the same numbers: inline: one process; local: "
+        "several of this machine; ray: workers of a Ray cluster (docs/executors.md).",
+    )
+    shards: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_THREADS,
+        description="Processes of local or ray, each with so many threads; as many as the cores "
+        "allow when absent.",
+    )
+    ray_address: str | None = Field(
+        default=None,
+        description="Ray cluster to join, e.g. auto; one of this run's own when absent.",
+    )
     store_text: bool = Field(
         default=True, description="Keep prompt text and token pieces in the database."
     )
@@ -171,6 +188,12 @@ class CheckConfig(Strict):
                 'lens = "estimated" needs lens_positions of 1 or more: the exact sample that the '
                 "estimates are held against"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_spread(self) -> "CheckConfig":
+        if (problem := executor_problem(self)) is not None:
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")

@@ -27,7 +27,7 @@ from quantwatch.domain import (
 )
 from quantwatch.errors import UserError
 from quantwatch.models.loaded import LoadedModel
-from quantwatch.pipeline.measure import pinned_threads
+from quantwatch.pipeline.loading import pinned_threads
 from quantwatch.pipeline.reloading import Reloaded
 from quantwatch.store.kinds import finite_or_none
 from quantwatch_kernels.quantize.attribution import (

@@ -14,6 +14,7 @@ from quantwatch.models.declared import DeclaredSizes
 from quantwatch.models.estimate import estimate_bytes
 from quantwatch.models.lookup import look_up
 from quantwatch.models.text import load_text_side
+from quantwatch.pipeline.executors.sharding import sharding_of
 from quantwatch.pipeline.request import RunRequest
 from quantwatch.prompts.files import read_files
 from quantwatch.prompts.loading import load_suite
@@ -93,10 +94,21 @@ def estimate(request: RunRequest) -> Estimate:
     if tokens is not None and request.check.lens == "sampled":  # else as the vocabulary is wide
         weights = sum(size.num_weights for size in known)
         seconds = _OVERHEAD * 2 * weights * tokens / _flops_per_second(request.check.threads)
-    caches = _cache_bytes(request, texts, known)
-    memory = sum(size.num_bytes for size in known) + _WORKING_BYTES + (caches or 0)
+    workers, caches = _workers_here(request), _cache_bytes(request, texts, known)
+    # Workers have the models once more each; the run's own process computes nothing then.
+    copies, at_work = 1 + workers, max(1, workers)
+    models = sum(size.num_bytes for size in known)
+    memory = copies * models + at_work * (_WORKING_BYTES + (caches or 0))
+    if seconds is not None:
+        seconds /= at_work
     recorded = _recorded_bytes(request, texts)
     return Estimate(memory, free, tokens, seconds, recorded, more_caches=caches is None)
+
+
+def _workers_here(request: RunRequest) -> int:
+    """Return how many processes of this machine measure beside the run's own."""
+    sharding = sharding_of(request.check)
+    return 0 if sharding is None or not sharding.is_here else sharding.num_shards or 1
 
 
 def _size(config: VariantConfig, request: RunRequest) -> _Size | None:

@@ -6,24 +6,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 
-import torch
-
 from quantwatch.capture.long_prompts import try_chunks
 from quantwatch.capture.plan import CapturePlan
 from quantwatch.capture.report import CaptureReport
+from quantwatch.capture.shards.partials import Spread
 from quantwatch.capture.side_by_side import Subject, capture
 from quantwatch.capture.stored.shelf import Shelf
-from quantwatch.config.schema import VariantConfig
 from quantwatch.domain import Block, Progress, Suite, Variant
 from quantwatch.errors import ModelError, UserError
 from quantwatch.metrics.aggregate import Aggregator
 from quantwatch.metrics.floor import NoiseFloor
 from quantwatch.models.compatibility import check_compatible
 from quantwatch.models.loaded import LoadedModel
-from quantwatch.models.loading import load_variant
 from quantwatch.models.served.model import ServedModel
 from quantwatch.models.served.opening import open_served
-from quantwatch.pipeline.calibration import calibration_reader
+from quantwatch.pipeline.executors.spreading import Spreading
+from quantwatch.pipeline.loading import load_one, pinned_threads
 from quantwatch.pipeline.overlap import overlap_notes
 from quantwatch.pipeline.request import RunRequest
 from quantwatch.prompts.loading import load_suite
@@ -75,12 +73,15 @@ class Measured:
 def measure_check(request: RunRequest, progress: Progress) -> Iterator[Measured]:
     """Load the models of a check and capture its suite; the spool lives as long as the context."""
     started = time.perf_counter()
+    spreading = Spreading.of(request)
     progress.start("load", 0)
     reference = load_one(request, REFERENCE, request.check.reference)
     suite = suite_for(request, reference)
     models = _load_candidates(request, reference, suite)
     load_s = time.perf_counter() - started
-    with measure_models(request, models, suite, progress) as measured:
+    loaded = {REFERENCE: models.reference, **models.candidates}
+    spread = None if spreading is None else spreading.over(loaded, suite)
+    with measure_models(request, models, suite, progress, spread=spread) as measured:
         measured.timings_s["load"] = load_s
         yield measured
 
@@ -92,8 +93,13 @@ def measure_models(
     suite: Suite,
     progress: Progress,
     plan: CapturePlan | None = None,
+    spread: Spread | None = None,
 ) -> Iterator[Measured]:
-    """Capture a suite on models that are loaded already, by the check's plan or another one."""
+    """Capture a suite on models that are loaded already, by the check's plan or another one.
+
+    Without a `spread` this process measures everything, whatever the check's executor: models that
+    were changed after they were loaded are nowhere else.
+    """
     floor, spool = NoiseFloor(), request.cache_dir / "spool"
     with pinned_threads(request.check.threads), Aggregator(suite, spool) as sink:
         candidates: dict[str, LoadedModel | ServedModel] = {**models.candidates, **models.served}
@@ -101,7 +107,7 @@ def measure_models(
         # Another plan is another reference, for this once: it isn't kept.
         shelf = None if plan is not None else _shelf(request, models.reference)
         wanted = (plan or request.plan).over(suite)
-        subject = Subject(every, suite, wanted, shelf, models.tried)
+        subject = Subject(every, suite, wanted, shelf, models.tried, spread)
         report = capture(subject, sink, floor, progress)
         if report.failed and len(report.failed) == len(candidates):
             raise ModelError("; ".join(f"{name}: {why}" for name, why in report.failed.items()))
@@ -131,18 +137,6 @@ def suite_for(request: RunRequest, reference: LoadedModel) -> Suite:
     )
 
 
-def load_one(request: RunRequest, name: str, config: VariantConfig) -> LoadedModel:
-    """Load one model of a check. Raises as `load_variant` does."""
-    return load_variant(
-        name,
-        config,
-        base_dir=request.base_dir,
-        cache_dir=request.cache_dir,
-        calibrate=calibration_reader(request.base_dir),
-        streamed=request.check.memory == "streamed",
-    )
-
-
 def _load_candidates(request: RunRequest, reference: LoadedModel, suite: Suite) -> Models:
     """Load what can be loaded. Raises the first UserError when no candidate is left."""
     loaded: dict[str, LoadedModel] = {}
@@ -167,14 +161,3 @@ def _load_candidates(request: RunRequest, reference: LoadedModel, suite: Suite) 
         raise next(iter(failures.values()))
     said = {name: str(error) for name, error in failures.items()}
     return Models(reference, loaded, said, notes, served, tried)
-
-
-@contextmanager
-def pinned_threads(count: int | None) -> Iterator[None]:
-    """Pin torch's CPU threads for one capture."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

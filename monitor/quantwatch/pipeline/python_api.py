@@ -101,6 +101,11 @@ def _check(settings: dict[str, Any]) -> CheckConfig:
         )
     if settings.get("reference_cache"):
         raise ConfigError(f"{ORIGIN}: reference_cache is no setting: a module's code isn't known")
+    if settings.get("executor", "inline") != "inline":
+        raise ConfigError(
+            f"{ORIGIN}: executor = {settings['executor']!r} is no setting: the modules are in the "
+            "memory of this process"
+        )
     loaded: dict[str, Any] = {"factory": "in.memory:module", "allow_code": True}
     try:
         check = CheckConfig(

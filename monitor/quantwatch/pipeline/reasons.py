@@ -19,6 +19,7 @@ from quantwatch.errors import (
     ResourceError,
     RunStoppedError,
     StoreError,
+    WorkersLostError,
 )
 from quantwatch.observability.redaction import scrub
 from quantwatch.store.attempts import Failure
@@ -26,6 +27,7 @@ from quantwatch.telemetry import disk_is_full
 
 _BY_CLASS: tuple[tuple[type[BaseException], str, bool], ...] = (
     (StoreError, "storage_error", True),
+    (WorkersLostError, "killed", True),
     (CaptureError, "capture_failed", False),
     (ConfigError, "config_invalid", False),
     (PromptError, "config_invalid", False),

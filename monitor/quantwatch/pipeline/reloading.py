@@ -9,7 +9,8 @@ from quantwatch.domain import CandidateResult, Fingerprint, RunResult, RunStatus
 from quantwatch.errors import UserError
 from quantwatch.models.compatibility import check_compatible
 from quantwatch.models.loaded import LoadedModel
-from quantwatch.pipeline.measure import REFERENCE, load_one, suite_for
+from quantwatch.pipeline.loading import load_one
+from quantwatch.pipeline.measure import REFERENCE, suite_for
 from quantwatch.pipeline.request import RunRequest
 
 

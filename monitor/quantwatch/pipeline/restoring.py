@@ -28,7 +28,8 @@ from quantwatch.domain import (
 from quantwatch.errors import ModelError, UserError
 from quantwatch.pipeline.attribution import restorable
 from quantwatch.pipeline.judge import judge
-from quantwatch.pipeline.measure import Models, load_one, measure_models
+from quantwatch.pipeline.loading import load_one
+from quantwatch.pipeline.measure import Models, measure_models
 from quantwatch.pipeline.reloading import Reloaded
 from quantwatch.telemetry import new_run_id
 

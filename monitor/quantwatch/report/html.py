@@ -57,10 +57,11 @@ def _facts(result: RunResult) -> str:
     ]
     tokens = f"{plural(result.num_tokens, 'token')} in {plural(result.num_prompts, 'prompt')}"
     tokens = f"{result.suite_name}: {tokens}"
-    cached = words.cache_words(result)
+    cached, workers = words.cache_words(result), words.worker_words(result)
     facts = [
         ("reference", words.model_words(result.reference)),
         *([] if cached is None else [("its hidden states", cached)]),
+        *([] if workers is None else [("measured by", workers)]),
         *models,
         ("suite", tokens),
         ("baseline", words.baseline_words(result)),

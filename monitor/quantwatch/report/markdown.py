@@ -43,10 +43,11 @@ def escape(text: str) -> str:
 
 def _facts(result: RunResult) -> list[str]:
     tokens = f"{plural(result.num_tokens, 'token')} in {plural(result.num_prompts, 'prompt')}"
-    cached = words.cache_words(result)
+    cached, workers = words.cache_words(result), words.worker_words(result)
     return [
         f"- reference: {escape(words.model_words(result.reference))}",
         *([] if cached is None else [f"- its hidden states: {escape(cached)}"]),
+        *([] if workers is None else [f"- measured by: {escape(workers)}"]),
         f"- suite: {escape(result.suite_name)}, {tokens}",
         f"- baseline: {escape(words.baseline_words(result))}",
         f"- run: {escape(result.run_id)}, {result.started_at.isoformat(timespec='seconds')}",

@@ -135,6 +135,17 @@ _ORIGINS = {
 }
 
 
+def worker_words(result: RunResult) -> str | None:
+    """Return who measured the batches and what became of them; None when the run itself did."""
+    told = result.capture.get("sharding")
+    if not told:
+        return None
+    processes = plural(told["shards"], "process", "processes")
+    words = f"{processes} of {plural(told['threads'], 'thread')} ({told['executor']})"
+    again = [f"{plural(told['retried'], 'batch', 'batches')} measured again"]
+    return "; ".join([words, *told["notes"], *(again if told["lost"] else []), *told["lost"]])
+
+
 def _audit_words(audit: Json) -> str:
     count, found = f"{audit['num_values']:,}", audit["num_differing"]
     said = f"{found:,} of {count} numbers differ" if found else f"all {count} numbers are equal"

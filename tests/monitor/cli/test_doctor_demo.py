@@ -225,6 +225,9 @@ def test_progress_lines() -> None:
     progress.start("load", 0)
     clock.now = 2.0
     progress.start("measure", 1000)
+    clock.now = 7.0
+    progress.advance(0)  # workers are still loading: no speed, and no time that is left
+    progress.start("measure", 1000)
     for _ in range(10):
         clock.now += 1.0
         progress.advance(100)
@@ -233,6 +236,9 @@ def test_progress_lines() -> None:
     assert lines == [
         "load …",
         "load: done in 2.0 s",
+        "measure: 1000 tokens",
+        "measure: 0 of 1000 tokens",
+        "measure: done in 5.0 s",
         "measure: 1000 tokens",
         "measure: 500 of 1000 tokens, 100 tokens/s, 5 s left",
         "measure: 1000 of 1000 tokens, 100 tokens/s, 0 s left",

@@ -42,7 +42,7 @@ def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 where, name = {
     "K3": ("quantwatch.worker.performing", "perform"),
-    "K4": ("quantwatch.pipeline.measure", "load_variant"),
+    "K4": ("quantwatch.pipeline.loading", "load_variant"),
     "K5": ("quantwatch.pipeline.holding", "Watched.advance"),
     "K6": ("quantwatch.store.runs", "_check_of"),
     "K7": ("quantwatch.store.runs", "note_ended"),

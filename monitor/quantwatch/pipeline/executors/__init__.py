@@ -1,0 +1,1 @@
+"""Where the batches of a run are measured: here, in several processes, or on Ray's workers."""
