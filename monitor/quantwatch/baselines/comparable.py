@@ -45,7 +45,10 @@ def differing(run: RunResult, baseline: RunResult) -> Iterator[Mismatch]:
         yield _mismatch("num_prompts", *counts, "another number of prompts is measured")
     yield from _references(run.reference, baseline.reference)
     if run.capture_sha != baseline.capture_sha:
-        meaning = "lens, lens_positions, isolated_fraction, batch_tokens or prefill_chunk differ"
+        meaning = (
+            "lens, lens_positions, lens_products, isolated_fraction, batch_tokens or "
+            "prefill_chunk differ"
+        )
         yield _mismatch("capture_sha", run.capture_sha, baseline.capture_sha, meaning)
     yield from _servers(run, baseline)
     if run.metrics_version != baseline.metrics_version:

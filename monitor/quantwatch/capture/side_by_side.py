@@ -19,7 +19,7 @@ from quantwatch.capture.observer import check_observer_effect, plain_logits
 from quantwatch.capture.places import REFERENCE, describe, prove
 from quantwatch.capture.plan import CapturePlan
 from quantwatch.capture.probe import Probe
-from quantwatch.capture.readout import readout_of
+from quantwatch.capture.readout import check_products, readout_of
 from quantwatch.capture.report import CaptureReport
 from quantwatch.capture.served import ServedMeasurer
 from quantwatch.capture.stored.opening import Night, opened
@@ -78,7 +78,8 @@ def capture(subject: Subject, sink: Sink, floor: Sink, progress: Progress) -> Ca
     A prompt longer than the plan's `prefill_chunk` goes in chunks (`long_prompts`).
 
     Raises:
-        ModelError: a prompt has to go in chunks and a model can't take it so.
+        ModelError: a prompt has to go in chunks and a model can't take it so, or the lens is to
+            multiply in bfloat16 and the reference's head doesn't allow it.
         CaptureError: a tap didn't fire exactly once, looking changed the logits, or modules of
             reference and candidate don't take the same hidden states.
     """
@@ -90,6 +91,7 @@ def capture(subject: Subject, sink: Sink, floor: Sink, progress: Progress) -> Ca
     course = Course(subject.suite, plan, reference.max_positions)
     report.failed |= dict.fromkeys(served, _NOT_IN_CHUNKS) if course.long else {}
     with torch.no_grad(), ExitStack() as stack:
+        check_products(reference, plan)
         report.prefill_effect = try_chunks(models, REFERENCE, subject.suite, plan.prefill_chunk)
         night = Night(REFERENCE, reference, course, report, use)
         kept = stack.enter_context(opened(subject.shelf, night))
@@ -146,6 +148,7 @@ class _Night:
         report.num_padding_tokens = sum(batch.num_padding for batch in course.batches)
         report.chunked_prompts = len(course.long)
         report.has_estimates = course.plan.lens == "estimated"
+        report.rounds_lens = course.plan.rounds_lens
         again = sum(course.floor_length(p) for p in suite.prompts if p.index in course.floor)
         passes = 1 + len(self._main.probes) + self._served.num_models
         progress.start("measure", suite.num_tokens * passes + again)

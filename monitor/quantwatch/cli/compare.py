@@ -25,9 +25,9 @@ def compare(
     recipe: o.Recipe = None, execution: o.Executed = "dequantized",
     dtype: o.ReferenceDtype = "float32", candidate_dtype: o.CandidateDtype = None,
     threads: o.Threads = None, allow_beyond_context: o.Beyond = False,
-    prefill_chunk: o.Chunk = None, reference_cache: o.Recorded = False, yes: o.Yes = False,
-    store: o.Store = True, json: o.AsJson = False, format_: o.AsFormat = None,
-    output: o.Output = None,
+    prefill_chunk: o.Chunk = None, reference_cache: o.Recorded = False,
+    lens_products: o.Products = "float32", yes: o.Yes = False, store: o.Store = True,
+    json: o.AsJson = False, format_: o.AsFormat = None, output: o.Output = None,
 ) -> None:  # fmt: skip
     """Measure where and how much CAND departs from REF."""
     session = Session.of(context, json=json)
@@ -40,7 +40,8 @@ def compare(
     }
     ours: Values = {"model": reference, "dtype": dtype}
     theirs: Values = {"model": candidate, "dtype": candidate_dtype or dtype, "recipe": recipe}
-    limits = {"threads": threads, "allow_beyond_context": allow_beyond_context}
+    limits: Values = {"threads": threads, "allow_beyond_context": allow_beyond_context}
+    limits |= {"lens_products": lens_products}
     limits |= {"prefill_chunk": prefill_chunk, "reference_cache": reference_cache}
     check = comparison(ours, theirs | {"execution": execution}, suite, limits)
     run(session, COMPARE, check, Path.cwd(), wishes)

@@ -46,6 +46,10 @@ Recorded = Annotated[
 Chunk = Annotated[
     int | None, typer.Option("--prefill-chunk", min=1, help="Longer prompts go in such chunks.")
 ]
+Products = Annotated[
+    Literal["float32", "bfloat16"],
+    typer.Option("--lens-products", help="bfloat16: a faster lens, less precise."),
+]
 Beyond = Annotated[
     bool, typer.Option("--allow-beyond-context", help="Measure prompts beyond the context.")
 ]

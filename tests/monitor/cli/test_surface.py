@@ -37,8 +37,8 @@ SURFACE = {
     "check run": "--baseline --format --json --key --limit --no-store --output --queue --store "
     "--wait --yes name",
     "check validate": "",
-    "compare": "--allow-beyond-context --candidate-dtype --dtype --execution --format --json --limit "
-    "--no-store --output --prefill-chunk --recipe --reference-cache --score-start --store --text "
+    "compare": "--allow-beyond-context --candidate-dtype --dtype --execution --format --json "
+    "--lens-products --limit --no-store --output --prefill-chunk --recipe --reference-cache --score-start --store --text "
     "--threads --window --yes candidate reference",
     "dashboard": "--address --port",
     "db backup": "target",
