@@ -3,9 +3,11 @@
 Hidden states of SmolLM2-135M's layers and of its INT8 variant go through the reference's norm and
 head (one sentence again and again). Straightforward: logits of all rows at once, log-softmax, Σ p
 (ln p − ln q); in float64, which is what small divergences need to be right, and in float32, which
-is wrong by 1 % at bfloat16's drift and negative below. Each round calls everything once, in an
-order that rotates; the figure is the median ratio of a round, of wall time, threads pinned to
-cores. Memory is the process's peak above what it had before the call.
+is wrong by 1 % at bfloat16's drift and negative below. `fused, bfloat16` multiplies in bfloat16;
+how far that is off at all layers is what lens_errors.py prints. Each round calls everything once,
+in an order that rotates; the figure is the median ratio of a round, threads pinned to cores: of
+processor time with one thread, since others may be at work, else of wall time. Memory is the
+process's peak above what it had before the call.
 """
 
 import argparse
@@ -28,6 +30,7 @@ from quantwatch.config.schema import VariantConfig
 from quantwatch.models.loaded import LoadedModel
 from quantwatch.models.loading import load_variant
 from quantwatch_kernels.compare.lens import Readout, lens_statistics
+from quantwatch_kernels.compare.lens_bfloat16_native import why_not_native_bfloat16
 from quantwatch_kernels.compare.lens_native import why_not_native
 from quantwatch_kernels.compare.workspace import workspace
 from quantwatch_kernels.registry import prefer
@@ -72,6 +75,11 @@ def fused(readout: Readout, h: Tensor, other: Tensor) -> Tensor:
         return lens_statistics(h, other, readout).kl
 
 
+def fused_bfloat16(readout: Readout, h: Tensor, other: Tensor) -> Tensor:
+    with prefer("native"):
+        return lens_statistics(h, other, readout, products="bfloat16").kl
+
+
 def product_alone(readout: Readout, h: Tensor, other: Tensor) -> Tensor:
     """The products that nobody can do without: both models' logits, written over each other."""
     for rows in torch.cat([readout.normed(h), readout.normed(other)]).split(256):
@@ -81,6 +89,7 @@ def product_alone(readout: Readout, h: Tensor, other: Tensor) -> Tensor:
 
 WAYS: dict[str, Callable[[Readout, Tensor, Tensor], Tensor]] = {
     "fused": fused,
+    "fused, bfloat16": fused_bfloat16,
     "straightforward, float64": lambda *args: straightforward(torch.float64, *args),
     "straightforward, float32": lambda *args: straightforward(torch.float32, *args),
     "whole rows": whole_rows,
@@ -89,9 +98,10 @@ WAYS: dict[str, Callable[[Readout, Tensor, Tensor], Tensor]] = {
 
 
 def timed(call: Callable[[], object]) -> float:
-    started = time.perf_counter()
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    started = clock()
     call()
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def peak_mb(call: Callable[[], object]) -> float:
@@ -109,6 +119,13 @@ def peak_mb(call: Callable[[], object]) -> float:
     done.set()
     thread.join()
     return round(max(0, most[0] - before) / 1e6, 1)
+
+
+def ratios(times: dict[str, list[float]], unit: str) -> dict[str, float]:
+    return {
+        name: round(median(a / b for a, b in zip(taken, times[unit], strict=True)), 2)
+        for name, taken in times.items()
+    }
 
 
 def measure(tokens: int, layer: int, rounds: int) -> dict[str, Any]:
@@ -130,10 +147,8 @@ def measure(tokens: int, layer: int, rounds: int) -> dict[str, Any]:
         "layer": layer,
         "mean_kl": float(truth.mean()),
         "ms_per_token": {n: round(1e3 * median(t) / tokens, 3) for n, t in times.items()},
-        "ratio_to_fused": {
-            n: round(median(a / b for a, b in zip(t, times["fused"], strict=True)), 2)
-            for n, t in times.items()
-        },
+        "ratio_to_fused": ratios(times, "fused"),
+        "ratio_to_fused_bfloat16": ratios(times, "fused, bfloat16"),
         "relative_error_to_float64_twin": {
             n: abs(float(k.mean() / truth.mean()) - 1) for n, k in kl.items()
         },
@@ -153,7 +168,7 @@ def main() -> None:
     torch.set_num_threads(chosen.threads)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[-chosen.threads :])
-    reason = why_not_native()
+    reason = why_not_native() or why_not_native_bfloat16()
     if reason is not None:
         raise SystemExit(f"nothing to measure: {reason}")
     with torch.no_grad():

@@ -180,6 +180,9 @@ def test_who_asks_for_an_operator() -> None:
     assert found["int8_linear"].known
     assert who("lowbit_linear") == [("w8a8", "aten")]
     assert (found["lens_statistics"].measures, found["tap_statistics"].measures) == (1, 2)
+    rounded = {"nightly": {"lens_products": "bfloat16"}, "empty": {"lens_products": "float32"}}
+    lenses = kernel_uses.uses(("lens_statistics", "lens_bfloat16"), rounded)
+    assert [lenses[name].measures for name in ("lens_statistics", "lens_bfloat16")] == [1, 1]
     assert who("paged_attention") == [("later", None)]
     assert not found["hadamard"].known
 

@@ -7,7 +7,7 @@ width, V ids.
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from quantwatch_kernels.compare.workspace import workspace
 from quantwatch_kernels.native import library, why_not_built
 
-__all__ = ["COLUMNS", "PAIRS", "fused_sums", "why_not_native"]
+__all__ = ["COLUMNS", "PAIRS", "add_up", "fused_sums", "why_not_native"]
 
 _SOURCE = Path(__file__).with_name("lens.cpp")
 _FLAGS = ("-ffp-contract=fast", "-fno-trapping-math", "-pthread")
@@ -58,17 +58,25 @@ def fused_sums(
     rows at a time. Returns KL (NaN for rows that need the whole row in float64), and the mean |Δ|
     over the reference's five and three largest logits; float64 [n].
     """
-    rows, both = len(pair[0]), torch.cat(pair)
+    both = torch.cat(pair)
+    pieces = (finish(_products(both, part)) for part in torch.split(weight, COLUMNS))
+    return add_up(pieces, len(pair[0]), len(weight))
+
+
+def add_up(pieces: Iterable[Tensor], rows: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Compare both models' logits, float32 [2 · rows, columns] piece by piece, `width` ids in all.
+
+    Returns as `fused_sums` does.
+    """
     state = np.zeros(rows, _State)
     state["maximum"] = state["top"] = -np.inf
     take, threads = _take(), max(1, min(torch.get_num_threads(), rows))
-    for part in torch.split(weight, COLUMNS):
-        z = finish(_products(both, part))
+    for z in pieces:
         take(
             *(z.data_ptr(), z[rows:].data_ptr(), rows, z.shape[1], z.stride(0)),
             *(state.ctypes.data, threads),
         )
-    return _finish(state, len(weight))
+    return _finish(state, width)
 
 
 def _products(rows: Tensor, part: Tensor) -> Tensor:

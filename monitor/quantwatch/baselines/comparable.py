@@ -19,7 +19,10 @@ _MEANING = {
     "serve_sha": "the reference is served differently",
     "fault_sha": "other faults are planted in the reference",
 }
-_OF_CAPTURE = ("lens", "lens_positions", "isolated_fraction", "batch_tokens", "prefill_chunk")
+_OF_CAPTURE = (
+    *("lens", "lens_positions", "lens_products"),
+    *("isolated_fraction", "batch_tokens", "prefill_chunk"),
+)
 """Settings of a check that capture is planned by."""
 _SHORT = 12
 _NONE = "none"

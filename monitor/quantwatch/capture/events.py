@@ -29,6 +29,17 @@ def chunk_words(count: int, *, estimated: bool = False) -> tuple[str, ...]:
     return (f"{_times(count, 'prompt')} went through in chunks: {partly}",)
 
 
+def products_words(*, rounded: bool) -> tuple[str, ...]:
+    """Say that the lens was less precise than it could be, where it was asked to."""
+    if not rounded:
+        return ()
+    return (
+        'lens_products = "bfloat16": per-layer KL and top-k deviations are of rounded products; a '
+        "token's KL is off by half a percent in the median, as measured on SmolLM2-135M "
+        "(docs/performance.md)",
+    )
+
+
 def unrouted_words(unrouted: Mapping[Scope, Mapping[str, str]], name: str) -> tuple[str, ...]:
     """Return one sentence per reason why routers of a candidate aren't compared, with the layers.
 

@@ -18,7 +18,7 @@ from quantwatch.capture.isolated import comparable
 from quantwatch.capture.layout import Layout, Positions
 from quantwatch.capture.outputs import chunk_rows
 from quantwatch.domain import Scope
-from quantwatch_kernels.compare.lens import LensStatistics, Readout, lens_statistics
+from quantwatch_kernels.compare.lens import LensStatistics, Products, Readout, lens_statistics
 from quantwatch_kernels.compare.tap import feature_kl
 
 
@@ -37,6 +37,8 @@ def read_layers(
     layers: Mapping[Scope, tuple[Tensor, Tensor]],
     layout: Layout,
     requests: Sequence[tuple[int, Positions]],
+    *,
+    products: Products = "float32",
 ) -> list[LayerReading]:
     """Compare the layers' outputs (reference, candidate) [R, H]; without a readout, no lens.
 
@@ -50,7 +52,7 @@ def read_layers(
     columns = {"feature_kl": feature_kl(theirs, ours)}
     if readout is not None:
         chunk = chunk_rows(readout, len(theirs))
-        found = lens_statistics(theirs, ours, readout, chunk=chunk)
+        found = lens_statistics(theirs, ours, readout, chunk=chunk, products=products)
         columns |= zip(("lens_kl", *LensStatistics._fields[1:]), found, strict=True)
     ends = np.cumsum([len(at) for _, at in requests])[:-1]
     parts = {

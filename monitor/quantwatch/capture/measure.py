@@ -12,6 +12,7 @@ from quantwatch.capture.layers import read_layers, worst_positions
 from quantwatch.capture.layout import Layout, Positions
 from quantwatch.capture.observations import Measured, observations
 from quantwatch.capture.outputs import Head, Outputs, compare_outputs, isolate_head
+from quantwatch.capture.places import REFERENCE
 from quantwatch.capture.plan import CapturePlan
 from quantwatch.capture.probe import Probe
 from quantwatch.capture.readout import readout_of
@@ -20,7 +21,7 @@ from quantwatch.capture.routing import both
 from quantwatch.capture.sketches import sketch_layers
 from quantwatch.capture.trace import Trace, TraceSource
 from quantwatch.domain import HEAD, NonFinite, Progress, Sink
-from quantwatch_kernels.registry import watched
+from quantwatch_kernels.registry import Watch, watched
 
 
 class Measurer:
@@ -129,11 +130,19 @@ class Measurer:
             return
         worst = [self._worst(measured, layout, n) for n, _ in sampled]
         readout = replace(reference.readout, width=measured.outputs.width)
-        readings = read_layers(readout, layers, layout, [*sampled, *enumerate(worst)])
+        requests = [*sampled, *enumerate(worst)]
+        products = self._plan.lens_products
+        with watched(self._told(measured.name)):
+            readings = read_layers(readout, layers, layout, requests, products=products)
         measured.samples, measured.extras = readings[: len(worst)], readings[len(worst) :]
         if chunk is not None:  # a later chunk may have worse ones
             self._joined[measured.name].keep(chunk, *measured.extras)
             measured.extras = ()
+
+    def _told(self, name: str) -> Watch | None:
+        """Return who is told that a lens that was to be faster is not: candidates, no floor."""
+        probe = self.probes[name]
+        return probe.counts.watch if self._plan.rounds_lens and probe.name != REFERENCE else None
 
     def _estimate(self, measured: Measured, trace: Trace, layout: Layout, reference: Head) -> None:
         """Estimate every layer at every scored position, from the trace's sketch."""

@@ -38,6 +38,8 @@ class CapturePlan:
     """Tokens per chunk of a prompt that is longer; None: every prompt goes through at once."""
     lens: Literal["sampled", "estimated"] = "sampled"
     """estimated: beside the sample, every layer's KL at every scored position is estimated."""
+    lens_products: Literal["float32", "bfloat16"] = "float32"
+    """In what the lens multiplies hidden states with the head; bfloat16 is faster, less precise."""
     sketch_top: int = 64
     """Largest lens logits of the reference that the estimate keeps."""
     sketch_draws: int = 96
@@ -46,12 +48,20 @@ class CapturePlan:
     def __post_init__(self) -> None:
         if self.lens == "estimated" and not self.lens_positions:
             raise ValueError("estimates are held against lens_positions, which is 0")
+        if self.lens == "estimated" and self.lens_products != "float32":
+            raise ValueError("estimates are held against an exact sample, in float32 products")
+
+    @property
+    def rounds_lens(self) -> bool:
+        """Whether anything is read through a lens that multiplies in bfloat16."""
+        return self.lens_products == "bfloat16" and self.lens_positions > 0
 
     @property
     def sha(self) -> str:
         """SHA-256 of plan and capture version; what isn't used leaves it as it always was."""
         unused = set[str]() if self.lens == "estimated" else set(_OF_ESTIMATES)
         unused |= {"prefill_chunk"} if self.prefill_chunk is None else set()
+        unused |= set() if self.rounds_lens else {"lens_products"}
         used = {name: value for name, value in asdict(self).items() if name not in unused}
         return canonical_sha({**used, "version": VERSION})
 

@@ -5,9 +5,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from quantwatch.capture.plan import CapturePlan
 from quantwatch.domain import FINAL_NORM, HEAD
+from quantwatch.errors import ModelError
 from quantwatch.models.loaded import LoadedModel
-from quantwatch_kernels.compare.lens import Readout
+from quantwatch_kernels.compare.lens import Readout, why_not_bfloat16
 
 _MULTIPLIED = ("logit_scale", "lm_head_multiplier", "output_multiplier")
 _DIVIDED = ("logits_scaling",)
@@ -27,6 +29,16 @@ def readout_of(model: LoadedModel) -> Readout:
     config = getattr(config, "get_text_config", lambda: config)()
     head = model.module.get_submodule(model.anatomy.taps[HEAD])
     return Readout(_norm(model), head, _scale(config), _first_number(config, _SOFTCAPS))
+
+
+def check_products(reference: LoadedModel, plan: CapturePlan) -> None:
+    """Raise ModelError where the lens is to multiply in bfloat16 and the head doesn't allow it."""
+    reason = why_not_bfloat16(readout_of(reference).head) if plan.rounds_lens else None
+    if reason is not None:
+        raise ModelError(
+            f'{reference.variant.name}: lens_products = "bfloat16" is for a head that is one '
+            f"float32 product: {reason}; unset lens_products"
+        )
 
 
 def _norm(model: LoadedModel) -> Callable[[Tensor], Tensor]:

@@ -18,7 +18,7 @@ from quantwatch.capture.passes import Pass
 from quantwatch.capture.places import REFERENCE, describe, prove
 from quantwatch.capture.plan import CapturePlan
 from quantwatch.capture.probe import Probe
-from quantwatch.capture.readout import readout_of
+from quantwatch.capture.readout import check_products, readout_of
 from quantwatch.capture.report import CaptureReport
 from quantwatch.capture.served import ServedMeasurer
 from quantwatch.capture.shards.partials import Fold, Spread
@@ -84,7 +84,8 @@ def capture(subject: Subject, sink: Sink, floor: Sink, progress: Progress) -> Ca
     and the floor's other conditions are measured here.
 
     Raises:
-        ModelError: a prompt has to go in chunks and a model can't take it so.
+        ModelError: a prompt has to go in chunks and a model can't take it so, or the lens is to
+            multiply in bfloat16 and the reference's head doesn't allow it.
         CaptureError: a tap didn't fire exactly once, looking changed the logits, or modules of
             reference and candidate don't take the same hidden states.
     """
@@ -98,6 +99,7 @@ def capture(subject: Subject, sink: Sink, floor: Sink, progress: Progress) -> Ca
     course = Course(subject.suite, plan, reference.max_positions)
     report.failed |= dict.fromkeys(served, _NOT_IN_CHUNKS) if course.long else {}
     with torch.no_grad(), ExitStack() as stack:
+        check_products(reference, plan)
         report.prefill_effect = _tried(subject, models)
         night = Night(REFERENCE, reference, course, report, use)
         kept = stack.enter_context(opened(subject.shelf, night))
@@ -145,6 +147,7 @@ def _run(whole: Pass, fold: Fold, spread: Spread | None, progress: Progress) -> 
     report.num_padding_tokens = sum(batch.num_padding for batch in course.batches)
     report.chunked_prompts = len(course.long)
     report.has_estimates = course.plan.lens == "estimated"
+    report.rounds_lens = course.plan.rounds_lens
     progress.start("measure", whole.num_tokens)
     if spread is None:
         whole.run(course.batches, progress)

@@ -26,8 +26,8 @@ def compare(
     dtype: o.ReferenceDtype = "float32", candidate_dtype: o.CandidateDtype = None,
     threads: o.Threads = None, allow_beyond_context: o.Beyond = False,
     prefill_chunk: o.Chunk = None, reference_cache: o.Recorded = False,
-    executor: o.Spread = "inline", shards: o.Shards = None, yes: o.Yes = False,
-    store: o.Store = True, json: o.AsJson = False, format_: o.AsFormat = None,
+    lens_products: o.Products = "float32", executor: o.Spread = "inline", shards: o.Shards = None,
+    yes: o.Yes = False, store: o.Store = True, json: o.AsJson = False, format_: o.AsFormat = None,
     output: o.Output = None,
 ) -> None:  # fmt: skip
     """Measure where and how much CAND departs from REF."""
@@ -43,7 +43,7 @@ def compare(
     theirs: Values = {"model": candidate, "dtype": candidate_dtype or dtype, "recipe": recipe}
     limits: Values = {"threads": threads, "allow_beyond_context": allow_beyond_context}
     limits |= {"prefill_chunk": prefill_chunk, "reference_cache": reference_cache}
-    limits |= {"executor": executor, "shards": shards}
+    limits |= {"lens_products": lens_products, "executor": executor, "shards": shards}
     check = comparison(ours, theirs | {"execution": execution}, suite, limits)
     run(session, COMPARE, check, Path.cwd(), wishes)
 

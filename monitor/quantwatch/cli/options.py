@@ -50,6 +50,10 @@ Shards = Annotated[int | None, typer.Option(min=1, help="Processes of --executor
 Chunk = Annotated[
     int | None, typer.Option("--prefill-chunk", min=1, help="Longer prompts go in such chunks.")
 ]
+Products = Annotated[
+    Literal["float32", "bfloat16"],
+    typer.Option("--lens-products", help="bfloat16: a faster lens, less precise."),
+]
 Beyond = Annotated[
     bool, typer.Option("--allow-beyond-context", help="Measure prompts beyond the context.")
 ]

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from quantwatch.alerts.overrides import out_of_reach
-from quantwatch.capture.events import chunk_words, unrouted_words
+from quantwatch.capture.events import chunk_words, products_words, unrouted_words
 from quantwatch.domain import (
     BY_POSITION,
     WARNING,
@@ -154,7 +154,9 @@ def measured_candidate(
     events = tuple(f"{WARNING}{words}" for words in report.events.get(name, ()))
     rules = [f"rules without effect ({NOT_MEASURABLE}): {', '.join(unjudged)}"] if unjudged else []
     chunked = chunk_words(report.chunked_prompts, estimated=report.has_estimates)
-    told = (*chunked, *unrouted_words(report.unrouted, name), *rules)
+    local = name not in measured.models.served
+    rounded = products_words(rounded=report.rounds_lens and local)
+    told = (*chunked, *rounded, *unrouted_words(report.unrouted, name), *rules)
     notes = (*measured.models.notes[name], *events, *told)
     variant = _with_notes(measured.models.variant(name), notes)
     return CandidateResult(

@@ -35,6 +35,7 @@ class RunRequest:
         return CapturePlan(
             lens_positions=self.check.lens_positions,
             lens=self.check.lens,
+            lens_products=self.check.lens_products,
             isolated_fraction=self.check.isolated_fraction,
             batch_tokens=self.check.batch_tokens,
             prefill_chunk=self.check.prefill_chunk,

@@ -23,6 +23,8 @@ def repeat_command(result: "RunResult") -> str | None:
     words = ["quantwatch", "compare", *models, *_options(suite, reference, candidates[0])]
     words += ["--threads", threads] if (threads := result.config.get("threads")) else []
     words += ["--prefill-chunk", size] if (size := result.config.get("prefill_chunk")) else []
+    products = result.config.get("lens_products", "float32")
+    words += ["--lens-products", products] if products != "float32" else []
     words += ["--allow-beyond-context"] if result.config.get("allow_beyond_context") else []
     return shlex.join(str(word) for word in words)
 

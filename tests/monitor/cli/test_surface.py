@@ -38,8 +38,8 @@ SURFACE = {
     "--wait --yes name",
     "check validate": "",
     "compare": "--allow-beyond-context --candidate-dtype --dtype --execution --executor --format --json "
-    "--limit --no-store --output --prefill-chunk --recipe --reference-cache --score-start --shards "
-    "--store --text "
+    "--lens-products --limit --no-store --output --prefill-chunk --recipe --reference-cache "
+    "--score-start --shards --store --text "
     "--threads --window --yes candidate reference",
     "dashboard": "--address --port",
     "db backup": "target",

@@ -383,7 +383,7 @@ def test_repeat_command_says_every_option_of_a_comparison(make: Any) -> None:
     words = (
         "compare a b --text t.txt --window 64 --limit 3 --score-start 8 --recipe int8-channel "
         "--execution aten --dtype bfloat16 --candidate-dtype float16 --threads 2 "
-        "--prefill-chunk 16 --allow-beyond-context"
+        "--prefill-chunk 16 --lens-products bfloat16 --allow-beyond-context"
     )
     config = {
         "reference": {"model": "a", "dtype": "bfloat16"},
@@ -393,6 +393,7 @@ def test_repeat_command_says_every_option_of_a_comparison(make: Any) -> None:
         "suite": {"files": ["t.txt"], "window": 64, "limit": 3, "score_start": 8},
         "threads": 2,
         "prefill_chunk": 16,
+        "lens_products": "bfloat16",
         "allow_beyond_context": True,
     }
     assert repeat_command(make.run(check="compare", config=config)) == f"quantwatch {words}"
