@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quantwatch.models.streaming.allocating import return_freed_blocks
 from quantwatch.models.streaming.skeleton import Skeleton
 from quantwatch.models.streaming.slabs import Pool, Slab
 
@@ -30,6 +31,7 @@ class LayerStream:
     """The layers of one model that is never in memory as a whole."""
 
     def __init__(self, skeleton: Skeleton, device: torch.device) -> None:
+        return_freed_blocks()
         self.layers = skeleton.layers
         self.paths = tuple(skeleton.layers)
         self.changes: list[Change] = []
