@@ -4,8 +4,9 @@ Straightforward: both models with all hidden states, `--batch` tokens at once; e
 the reference's norm and head at every position, one layer's logits alive at a time, log-softmax,
 KL, top-5 deviation, relative error; in float32, and in float64 after the products, which small
 divergences need. Ours, the same taps and statistics without isolated errors: every layer at every
-position exactly (`exact`), at 8 of 256 (`sampled`), every position estimated on a first night that
-records its reference (`estimated`) and on a second one that reads it (`warm`).
+position (`exact`, and with bfloat16 products `exact_bfloat16`), at 8 of 256 (`sampled`), every
+position estimated on a first night that records its reference (`estimated`) and on a second one
+that reads it (`warm`).
 
 SmolLM2-135M float32 against INT8 `dequantized`, windows of 256 tokens of core-v1. Each way runs
 once a round on the same windows; ratios are of processor time within a round, medians are printed.
@@ -46,11 +47,12 @@ from quantwatch.telemetry import environment
 ESTIMATED = replace(OUTPUT_ONLY, lens_positions=8, lens="estimated")
 PLANS = {
     "exact": FULL_LENS,
+    "exact_bfloat16": replace(FULL_LENS, lens_products="bfloat16"),
     "sampled": replace(OUTPUT_ONLY, lens_positions=8),
     "estimated": ESTIMATED,
     "warm": ESTIMATED,
 }
-TARGETS = {"exact": 2, "sampled": 5, "warm": 9, "memory": 0.25}
+TARGETS = {"exact": 2, "exact_bfloat16": 3, "sampled": 5, "warm": 9, "memory": 0.25}
 _TOP = 5
 Models = dict[str, LoadedModel]
 Way = Callable[[], list[float]]
