@@ -114,8 +114,10 @@ def test_estimate_is_of_three_layers(tmp_path: Path) -> None:
 
 CHILD = textwrap.dedent(
     """
-    import resource, sys
+    import resource, sys, threading
     from pathlib import Path
+    # A stack is 8 MB of which a thread uses little, and how many threads overlap is chance.
+    threading.stack_size(1 << 20)
     import torch
     from tests.monitor.pipeline.test_streamed_check import _measured, _request
 
