@@ -11,33 +11,22 @@ import json
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import torch
+from estimator import load
+from side_by_side import WINDOW
 from torch import Tensor, nn
 
 from quantwatch.capture.readout import readout_of
-from quantwatch.config.schema import SuiteConfig, VariantConfig
+from quantwatch.config.schema import SuiteConfig
 from quantwatch.domain import FINAL_NORM
 from quantwatch.models.loaded import LoadedModel
-from quantwatch.models.loading import load_variant
 from quantwatch.prompts.loading import load_suite
 from quantwatch_kernels.compare.lens import LensStatistics, Readout, lens_statistics
 from quantwatch_kernels.registry import fallbacks
 
-CACHE = Path(platformdirs.user_cache_dir("quantwatch"))
-WINDOW, ROWS = 256, 32
+ROWS = 32
 WAYS = ("bfloat16", "float32")
 BUDGET = {"layer": 0.01, "median_token": 0.01}
-
-
-def load(name: str) -> LoadedModel:
-    """Load SmolLM2-135M: `reference`, `bfloat16`, or with a recipe."""
-    settings: dict[str, Any] = {"model": "smollm2-135m"}
-    if name == "bfloat16":
-        settings["dtype"] = name
-    elif name != "reference":
-        settings["recipe"] = name
-    return load_variant(name, VariantConfig(**settings), base_dir=Path(), cache_dir=CACHE)
 
 
 def windows(model: LoadedModel, tokens: int) -> list[list[int]]:

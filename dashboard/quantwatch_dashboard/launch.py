@@ -20,7 +20,7 @@ _OPTIONS = {
     "server.runOnSave": "false",
     "server.enableAgentApi": "false",
     # A closed page keeps its state for a browser that comes back. Addresses restore what is shown,
-    # so half a minute is enough; the two minutes of Streamlit held 60 sessions of a busy team.
+    # so half a minute will do instead of Streamlit's two.
     "server.disconnectedSessionTTL": "30",
     "client.toolbarMode": "minimal",
     "client.showErrorDetails": "none",

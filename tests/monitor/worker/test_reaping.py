@@ -83,13 +83,18 @@ def test_a_lost_run_is_queued_again(
     assert attempt.ended_at is not None
 
 
-def test_the_next_attempt_waits_longer_each_time(db: Database, queue: Queue, take: Take) -> None:
+def test_the_next_attempt_waits_longer_each_time(
+    db: Database, queue: Queue, take: Take, peek: Peek
+) -> None:
     """Catches a retry at once, and one that never comes (1, 5 minutes; then abandoned)."""
     run_id = queue()
     for minutes in (1, 5):
         take()
         wait(db, seconds=121)
         assert [trouble.status for trouble in reap(db)] == [RunStatus.QUEUED]
+        ended = list_attempts(db, run_id)[-1].ended_at
+        assert ended is not None
+        assert peek(run_id, "not_before") == ended + timedelta(minutes=minutes)
         wait(db, seconds=60 * minutes - 30)  # a busy machine takes its own time, too
         with pytest.raises(AssertionError):
             take()

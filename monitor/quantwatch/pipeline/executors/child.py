@@ -52,6 +52,10 @@ def _listen(inbox: "queue.SimpleQueue[Any]") -> None:
             inbox.put(frames.receive(sys.stdin.buffer))
     except (EOFError, OSError):
         os._exit(ORPHANED)
+    except ValueError as error:  # nothing that can be worked on
+        sys.stderr.write(f"{error}\n")
+        sys.stderr.flush()
+        os._exit(1)
 
 
 if __name__ == "__main__":

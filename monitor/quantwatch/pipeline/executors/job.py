@@ -1,7 +1,6 @@
 """What a worker is told, what it answers, and how it opens its part of a night."""
 
 import os
-import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from quantwatch.capture.stored.key import ingredients
 from quantwatch.domain import Json, Suite
 from quantwatch.models.fingerprints import module_sha
 from quantwatch.models.loaded import LoadedModel
+from quantwatch.pipeline.executors.frames import packed, unpacked
 from quantwatch.pipeline.loading import load_one
 from quantwatch.pipeline.request import RunRequest
 
@@ -118,7 +118,7 @@ def portable(error: BaseException) -> BaseException:
     """Return an exception that survives being sent; of others their type in words."""
     # Whatever an exception's own constructor raises when it is put together again.
     with suppress(Exception):
-        if type(pickle.loads(pickle.dumps(error))) is type(error):
+        if type(unpacked(packed(error))) is type(error):
             return error
     return RuntimeError(f"{type(error).__name__}: {error}")
 

@@ -13,7 +13,7 @@ import sys
 import threading
 
 from quantwatch.pipeline.executors import frames
-from quantwatch.pipeline.executors.job import Event, Job, Lost
+from quantwatch.pipeline.executors.job import Event, Failed, Job, Lost
 
 COMMAND = (sys.executable, "-P", "-m", "quantwatch.pipeline.executors.child")
 """Without the current folder on the import path: what lies there is not ours."""
@@ -97,8 +97,11 @@ class _Worker:
     def _attend(self, job: Job) -> None:
         self.send(job)
         with os.fdopen(self._results, "rb") as results, contextlib.suppress(EOFError, OSError):
-            while True:
-                self._events.put(frames.receive(results))
+            try:
+                while True:
+                    self._events.put(frames.receive(results))
+            except ValueError as error:
+                self._events.put(Failed(self._number, None, error))
         words = f"worker {self._number} (process {self.process.pid}) {_words(self.process.wait())}"
         self._events.put(Lost(self._number, words))
 

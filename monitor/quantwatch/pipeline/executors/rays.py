@@ -6,7 +6,6 @@ return is pickled by us: Ray would hand out views of its own memory that can't b
 """
 
 import os
-import pickle
 import secrets
 import socket
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 
 from quantwatch.config.schema import CheckConfig
 from quantwatch.errors import ConfigError
+from quantwatch.pipeline.executors.frames import packed, unpacked
 from quantwatch.pipeline.executors.job import (
     Done,
     Event,
@@ -71,20 +71,20 @@ class RayShard:
     def open(self, job: bytes) -> bytes:
         """Load the models."""
         try:
-            self._shard, facts = self._stack.enter_context(opened(pickle.loads(job)))
-            return pickle.dumps(Opened(self._worker, facts, place()))
+            self._shard, facts = self._stack.enter_context(opened(unpacked(job)))
+            return packed(Opened(self._worker, facts, place()))
         # Whatever it is: the run ends with it.
         except Exception as error:  # noqa: BLE001
-            return pickle.dumps(Failed(self._worker, None, portable(error)))
+            return packed(Failed(self._worker, None, portable(error)))
 
     def measure(self, unit: int) -> bytes:
         """Measure a unit."""
         try:
             partial = self._shard.measure(unit)
-            return pickle.dumps(Done(self._worker, partial, peak_memory_bytes()))
+            return packed(Done(self._worker, partial, peak_memory_bytes()))
         # As if it had been raised where the run is.
         except Exception as error:  # noqa: BLE001
-            return pickle.dumps(Failed(self._worker, unit, portable(error)))
+            return packed(Failed(self._worker, unit, portable(error)))
 
 
 class RayCrew:
@@ -121,7 +121,7 @@ class RayCrew:
             return None
         worker = self._pending.pop(ready[0])
         try:
-            event: Event = pickle.loads(self._ray.get(ready[0]))
+            event: Event = unpacked(self._ray.get(ready[0]))
         except self._ray.exceptions.RayError as error:
             first = next(iter(str(error).splitlines()), "")
             return Lost(worker, f"worker {worker} is gone: {type(error).__name__}: {first:.200}")
@@ -167,7 +167,7 @@ class RayCrew:
         # Ray would run an actor again by itself, and a unit would be counted twice.
         options = {"num_cpus": sharding.threads, "num_gpus": gpus, "max_restarts": 0}
         kind = self._ray.remote(**options, max_task_retries=0)(RayShard)
-        data = self._ray.put(pickle.dumps(job))
+        data = self._ray.put(packed(job))
         self._actors = [kind.remote(number) for number in range(wanted)]
         self._pending = {actor.open.remote(data): n for n, actor in enumerate(self._actors)}
 
