@@ -19,8 +19,8 @@ _COLUMNS = {
     "Top-5 logit dev.": "topk_logit_deviation_k5", "Leaked mass": "leaked_mass",
     "Bits / weight": "", "Size": "", "Bit-equal": "",
 }  # fmt: skip
-"""Column → the metric that its header explains."""
 _MEASURED = (("max", "logit_kl"), ("Top-5 logit dev.", "topk_logit_deviation_k5"))
+"""Column → the metric that its header explains."""
 
 
 def tiles(result: RunResult, candidate: CandidateResult) -> Html:
