@@ -12,35 +12,61 @@
 
 namespace {
 
-constexpr int64_t kLanes = 64;
+constexpr int64_t kLanes = 16;
+constexpr int64_t kSums = 4;
 constexpr int64_t kLine = 64;
 
-inline float widen(float x) { return x; }
+typedef float Floats __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
 
 struct Bfloat16 {
   uint16_t bits;
 };
 
-inline float widen(Bfloat16 x) {
-  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
+inline Floats load(const float* from) {
+  Floats values;
+  std::memcpy(&values, from, sizeof values);
+  return values;
+}
+
+inline Floats load(const Bfloat16* from) {
+  Halves halves;
+  std::memcpy(&halves, from, sizeof halves);
+  const Words bits = __builtin_convertvector(halves, Words) << 16;
+  Floats values;
+  std::memcpy(&values, &bits, sizeof values);
+  return values;
+}
+
+// Lanes are halved until one is left, in registers: through memory that takes as long as the rest.
+inline float sum(const Floats& x) {
+  const auto eight = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
+                     __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+  const auto four = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) +
+                    __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+  return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
 template <typename T>
 float dot(const T* w, const T* h, int64_t width, const T* next) {
-  float sums[kLanes] = {};
+  constexpr int64_t step = kSums * kLanes;
+  Floats sums[kSums] = {};
   int64_t j = 0;
-  for (; j + kLanes <= width; j += kLanes) {
-    for (int64_t k = 0; k < kLanes * static_cast<int64_t>(sizeof(T)); k += kLine)
-      __builtin_prefetch(reinterpret_cast<const char*>(next + j) + k);
-    for (int64_t l = 0; l < kLanes; ++l) sums[l] += widen(w[j + l]) * widen(h[j + l]);
+  for (; j + step <= width; j += step) {
+    for (int64_t k = 0; k < step; k += kLine / static_cast<int64_t>(sizeof(T)))
+      __builtin_prefetch(next + j + k);
+    for (int64_t s = 0; s < kSums; ++s)
+      sums[s] += load(w + j + s * kLanes) * load(h + j + s * kLanes);
   }
-  for (int64_t l = 0; j < width; ++j, ++l) sums[l] += widen(w[j]) * widen(h[j]);
-  for (int64_t half = kLanes / 2; half > 0; half /= 2)
-    for (int64_t l = 0; l < half; ++l) sums[l] += sums[l + half];
-  return sums[0];
+  if (j < width) {  // as long a row, with zeros
+    T rest[2][step] = {};
+    std::copy(w + j, w + width, rest[0]);
+    std::copy(h + j, h + width, rest[1]);
+    for (int64_t s = 0; s < kSums; ++s)
+      sums[s] += load(rest[0] + s * kLanes) * load(rest[1] + s * kLanes);
+  }
+  return sum((sums[0] + sums[2]) + (sums[1] + sums[3]));
 }
 
 template <typename T>

@@ -12,6 +12,7 @@ With a bfloat16 head products are rounded to bfloat16, as the head itself does.
 n rows, H hidden width, V ids.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -121,6 +122,7 @@ def _rows_at_a_time(readout: Readout) -> int:
     return max(_FEWEST_ROWS, min(_MOST_LOGITS // width, _MOST_ROWS))
 
 
+@functools.cache
 def _odd_numbers(count: int) -> Tensor:
     drawn = hashes(torch.zeros(1, dtype=torch.int64), count)[0]
     return torch.from_numpy(drawn.view(np.int64) | 1)

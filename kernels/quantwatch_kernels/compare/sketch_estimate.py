@@ -30,13 +30,12 @@ from torch import Tensor
 
 from quantwatch_kernels.compare.lens import Readout
 from quantwatch_kernels.compare.sketch import Sketch, digests, head_rows
+from quantwatch_kernels.compare.sketch_sums import Sums, sketch_sums
 
 __all__ = ["Estimate", "estimated_kl"]
 
 _ROWS = 256
-"""Rows at a time: their 160 logits in float64 stay in the cache."""
-_TAME = 300.0
-"""Centred differences beyond which e^−d is summed relative to the largest."""
+"""Rows at a time: what torch makes of their 160 logits in float64 stays in the cache."""
 
 
 class Estimate(NamedTuple):
@@ -76,60 +75,28 @@ def _estimate(h: Tensor, sketch: Sketch, readout: Readout) -> Estimate:
     """Estimate the rows that differ, or that have no distribution; all others are 0."""
     normed = readout.normed(h)
     differ = (digests(normed) != sketch.digest) | ~sketch.log_normalizer.isfinite()
+    if len(h) and bool(differ.all()):
+        return _differing(normed, sketch, readout)
+    out = torch.zeros(len(Estimate._fields), len(h), dtype=torch.float64, device=h.device)
     rows = differ.nonzero().flatten()
-    out = [torch.zeros(len(h), dtype=torch.float64, device=h.device) for _ in range(4)]
-    unanswered = torch.zeros(len(h), dtype=torch.bool, device=h.device)
     if len(rows):
-        *found, unanswered[rows] = _differing(normed[rows], sketch.rows(rows), readout)
-        for column, values in zip(out, found, strict=True):
-            column[rows] = values
-    kl, error, five, three = out
+        found = _differing(normed[rows], sketch.rows(rows), readout)
+        out[:, rows] = torch.stack([column.double() for column in found])
+    return Estimate(out[0], out[1], out[2], out[3], out[4].bool())
+
+
+def _differing(normed: Tensor, sketch: Sketch, readout: Readout) -> Estimate:
+    sums = sketch_sums(head_rows(normed, sketch.ids, readout), sketch)
+    unanswered = _unanswered(normed, sums, sketch)
+    lost = unanswered | sketch.log_normalizer.isnan()
+    kl, error = (torch.where(lost, torch.nan, each) for each in (sums.kl, sums.standard_error))
+    five, three = sums.topk_logit_deviation_k5, sums.topk_logit_deviation_k3
     return Estimate(kl, error, five, three, unanswered)
 
 
-def _differing(normed: Tensor, sketch: Sketch, readout: Readout) -> tuple[Tensor, ...]:
-    z, k = head_rows(normed, sketch.ids, readout).double(), sketch.num_top
-    gaps = sketch.logits.double() - z
-    # By the likeliest id first: when it has all the mass, what it differs by is all there is.
-    x = gaps - gaps[:, :1]
-    log_w = _log_weights(sketch)
-    kl, error = _sums(x, log_w, k)
-    invisible = (x == 0).all(-1) & (sketch.width > k)
-    unanswered = _unanswered(normed, z, sketch) | invisible
-    lost = unanswered | normed.isnan().any(-1) | sketch.log_normalizer.isnan()
-    top = torch.where(gaps[:, :5] == 0, 0.0, gaps[:, :5].abs())
-    kl, error = (torch.where(lost, torch.nan, column) for column in (kl, error))
-    return kl, error, top.mean(-1), top[:, :3].mean(-1), unanswered
-
-
-def _unanswered(normed: Tensor, z: Tensor, sketch: Sketch) -> Tensor:
-    """Say where infinite logits, seen or not, may decide; a NaN has an answer: NaN."""
+def _unanswered(normed: Tensor, sums: Sums, sketch: Sketch) -> Tensor:
+    """Say where infinite logits, seen or not, or ids that weren't seen decide; a NaN is NaN."""
     largest = torch.finfo(normed.dtype).max ** 0.5
-    huge = (normed.abs() > largest).any(-1) | z.isinf().any(-1)
-    unseen: Tensor = (huge & ~z.isnan().any(-1)) | sketch.log_normalizer.isposinf()
-    return unseen
-
-
-def _log_weights(sketch: Sketch) -> Tensor:
-    """Return ln of the weights [n, K + M], which sum to 1; −∞ on the draws of an empty tail."""
-    k, draws = sketch.num_top, sketch.ids.shape[1] - sketch.num_top
-    log_w = sketch.logits.double() - sketch.log_normalizer[:, None]
-    log_w[:, k:] = (sketch.tail_mass / draws).log()[:, None]
-    return log_w - log_w.logsumexp(-1, keepdim=True)
-
-
-def _sums(x: Tensor, log_w: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the KL and its standard error from differences of logits [n, K + M]."""
-    w, draws = log_w.exp(), x.shape[1] - k
-    d = x - (w * x).sum(-1, keepdim=True)
-    growth = torch.expm1(-d)
-    # In float64 the difference of its terms is right to 2e-16/|d|, and |d| beyond 1e-8 or 0.
-    excess = (growth + d).clamp_(min=0)
-    g = (w * excess).sum(-1)
-    rho, one = w[:, k:].sum(-1), 1 + g
-    kl = torch.log1p(g) + rho**2 * growth[:, k:].var(-1) / (2 * draws * one**2)
-    psi = (excess[:, k:] + g[:, None] * d[:, k:]) / one[:, None]
-    far = ((d.abs() > _TAME) & log_w.isfinite()).any(-1)
-    if bool(far.any()):
-        kl[far] = torch.logsumexp(log_w[far] - d[far], -1)
-    return kl, torch.where(far, torch.inf, rho * psi.std(-1) / draws**0.5)
+    huge = (normed.abs().amax(-1) > largest) | sums.infinite
+    unseen: Tensor = (huge & ~sums.undefined) | sketch.log_normalizer.isposinf()
+    return unseen | (sums.equal & (sketch.width > sketch.num_top))
