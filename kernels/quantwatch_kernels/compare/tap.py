@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quantwatch_kernels.compare.exact import compare_exactly
 from quantwatch_kernels.compare.rows import check_pair, chunks, kl_rows
+from quantwatch_kernels.compare.tap_native import native_norms, why_not_passed
 from quantwatch_kernels.compare.workspace import workspace
 from quantwatch_kernels.registry import Op
 
@@ -54,6 +55,7 @@ class TapNorms(NamedTuple):
     """min h'."""
 
 
+NORMS: Op[[Tensor, Tensor], TapNorms] = Op("tap_norms")
 TAP: Op[[Tensor, Tensor], TapStatistics] = Op("tap_statistics")
 FEATURE: Op[[Tensor, Tensor], Tensor] = Op("feature_kl")
 ISOLATED: Op[[Tensor, Tensor, Tensor], Tensor] = Op("isolated_error")
@@ -88,8 +90,26 @@ def tap_norms(h_ref: Tensor, h_cand: Tensor) -> TapNorms:
     """Return the norms of `tap_statistics` alone, for hidden states [n, H] that fit each other.
 
     Who compares a hundred taps finishes them together with `statistics_of`: a dozen operations on n
-    numbers cost as much as the pass over n·H.
+    numbers cost as much as the pass over n·H. Compiled code takes float32 on the CPU.
     """
+    fits = all(h.device.type == "cpu" and h.dtype == torch.float32 for h in (h_ref, h_cand))
+    return NORMS.run(NORMS.preferred("native" if fits else "aten"), h_ref, h_cand)
+
+
+def _why_not_native(h_ref: Tensor, h_cand: Tensor) -> str | None:
+    for h in (h_ref, h_cand):
+        if h.device.type != "cpu" or h.dtype != torch.float32:
+            return f"tap.cpp takes float32 on the CPU, not {h.dtype} on {h.device}"
+    return why_not_passed()
+
+
+@NORMS.register("native", _why_not_native)
+def _norms_native(h_ref: Tensor, h_cand: Tensor) -> TapNorms:
+    return TapNorms._make(native_norms(h_ref.detach(), h_cand.detach()).unbind())
+
+
+@NORMS.register("aten")
+def _norms_aten(h_ref: Tensor, h_cand: Tensor) -> TapNorms:
     parts = [_tap_chunk(a, b) for a, b in chunks(h_ref, h_cand)]
     columns = zip(*parts, strict=True)
     return TapNorms(*(column[0] if len(column) == 1 else torch.cat(column) for column in columns))
