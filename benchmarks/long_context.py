@@ -123,7 +123,8 @@ def _bare(models: Any, suite: Any, chunk: int, _: Path) -> dict[str, Any]:
         ids = torch.tensor([each.piece.token_ids])
         for name, model in models.items():
             # Up to the head, as capture does: logits are made of some rows at a time.
-            model.module.model(ids, **kept[name].options(each))
+            with kept[name].attending(each):
+                model.module.model(ids, **kept[name].options(each))
     return {"kv_cache_mb": round(sum(cache_bytes(k.cache) for k in kept.values()) / _MB, 2)}
 
 
