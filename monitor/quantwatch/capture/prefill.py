@@ -9,6 +9,7 @@ cache rightly is not believed but tried, on a few tokens.
 
 import inspect
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from quantwatch.capture.chunks import Chunk
+from quantwatch.capture.long_attention import LongAttention
 from quantwatch.domain import Prompt
 from quantwatch.errors import CaptureError, ModelError, ResourceError
 from quantwatch.models.loaded import LoadedModel
@@ -70,7 +72,12 @@ class Prefill:
         self.cache = empty_cache(model, num_tokens)
         self._parameters = inspect.signature(model.module.forward).parameters
         self._device = model.device
+        self._attention = LongAttention(model)
         self._next = 0
+
+    def attending(self, chunk: Chunk) -> AbstractContextManager[None]:
+        """Return what a chunk has to go through the model in: its attention without a mask."""
+        return nullcontext() if chunk.is_first else self._attention.switched()
 
     def options(self, chunk: Chunk) -> Mapping[str, Any]:
         """Return what the model's forward is given beside a chunk's token ids.
@@ -169,7 +176,8 @@ def _in_pieces(model: LoadedModel, prompt: Prompt, ids: Tensor) -> Tensor:
         chunk = Chunk(prompt, start, min(start + count, ids.shape[1]))
         if chunk.stop > chunk.start:
             part = ids[:, chunk.start : chunk.stop]
-            found.append(_logits(model, part, **prefill.options(chunk)))
+            with prefill.attending(chunk):
+                found.append(_logits(model, part, **prefill.options(chunk)))
         start = chunk.stop
     return torch.cat(found)
 

@@ -7,7 +7,7 @@ are computed afterwards in chunks of rows, from that input.
 import inspect
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -105,7 +105,7 @@ class Probe:
                 self._hook(_only_linears(self.model), linears)
             ids, options = batch.token_ids(self.model.device), self._options(batch)
             with watched(self.counts.watch), self.routers.watching(batch) as self.choices:
-                self._run_to_the_head(ids, options)
+                self._run_to_the_head(batch, ids, options)
         finally:
             self._listener = None
             _remove(linears)
@@ -114,8 +114,10 @@ class Probe:
         self.counts.num_forwards += 1
         return batch.select(self._head_input(batch))
 
-    def _run_to_the_head(self, ids: Tensor, options: Mapping[str, Any]) -> None:
-        with suppress(_HeadReachedError):
+    def _run_to_the_head(self, batch: Batch, ids: Tensor, options: Mapping[str, Any]) -> None:
+        with suppress(_HeadReachedError), ExitStack() as stack:
+            if batch.chunk is not None and self.prefill is not None:
+                stack.enter_context(self.prefill.attending(batch.chunk))
             self.model.module(ids, **options)
 
     def replay(self, module: nn.Module, call: Call, listener: Listener | None) -> Any:

@@ -29,7 +29,7 @@ from quantwatch.metrics.by_position import by_position
 from quantwatch.metrics.loads import LoadCounts
 from quantwatch.metrics.pieces import Pieces, Positions, Series, check_turn, only, stacked
 from quantwatch.metrics.registry import METRICS
-from quantwatch.metrics.spool import Slot, Spool
+from quantwatch.metrics.spool import Spool, Strip
 from quantwatch.metrics.statistics import PromptValues, partials, summarize
 
 _GROUP_BYTES = 32 << 20
@@ -44,7 +44,7 @@ class Aggregator:
         self._prompts = {prompt.index: prompt for prompt in suite.prompts}
         self._spool = Spool(folder)
         self._series: dict[tuple[str, str], dict[tuple[Scope, ...], Series]] = {}
-        self._top: dict[str, dict[int, list[Slot]]] = {}
+        self._top: dict[str, dict[int, Strip]] = {}
         self._nonfinite: dict[str, NonFinite] = {}
         self._loads: dict[str, LoadCounts] = {}
 
@@ -56,15 +56,14 @@ class Aggregator:
         for matrix in observation.matrices:
             self._keep(observation, matrix)
         if observation.top is not None:
-            slots = self._top.setdefault(observation.candidate, {})
-            slots.setdefault(observation.prompt, []).append(
-                self._spool.append(stacked(observation.top))
-            )
+            strips = self._top.setdefault(observation.candidate, {})
+            known = strips.get(observation.prompt)
+            strips[observation.prompt] = self._spool.append(stacked(observation.top), known)
         for load in observation.loads:
             self._loads.setdefault(observation.candidate, LoadCounts()).add(load)
         found = observation.first_nonfinite
-        known = self._nonfinite.get(observation.candidate)
-        if found is not None and (known is None or found.prompt < known.prompt):
+        first = self._nonfinite.get(observation.candidate)
+        if found is not None and (first is None or found.prompt < first.prompt):
             self._nonfinite[observation.candidate] = found
 
     def among(self, prompts: Collection[int]) -> "Aggregator":
@@ -76,7 +75,7 @@ class Aggregator:
         part = copy.copy(self)
         part._prompts = {index: self._prompts[index] for index in sorted(prompts)}
         part._loads = {}
-        part._top = {name: only(slots, prompts) for name, slots in self._top.items()}
+        part._top = {name: only(strips, prompts) for name, strips in self._top.items()}
         part._nonfinite = {n: at for n, at in self._nonfinite.items() if at.prompt in prompts}
         part._series = {
             key: {scopes: series.among(prompts) for scopes, series in groups.items()}
@@ -108,8 +107,8 @@ class Aggregator:
     def _rows(self, series: Series) -> Iterator[PromptValues]:
         """Yield each prompt's values, the mean over the scopes of those at one position."""
         for prompt, pieces in sorted(series.samples.items()):
-            values = self._spool.read_joined(pieces.slots).astype(np.float64).mean(axis=0)
-            yield PromptValues(prompt, values, self._positions(prompt, pieces.positions))
+            values = self._spool.read(pieces.values).astype(np.float64).mean(axis=0)
+            yield PromptValues(prompt, values, self._positions(prompt, pieces))
 
     def per_prompt(self, candidate: str, metric: str) -> Block | None:
         """Return the sums of every prompt and scope, None when the metric wasn't measured."""
@@ -123,8 +122,8 @@ class Aggregator:
                 yield self._per_prompt(candidate, metric, tuple(groups.values()))
                 if METRICS[metric].token_block:
                     yield from self._per_token(candidate, metric, tuple(groups.values()))
-        for prompt, slots in sorted(self._top.get(candidate, {}).items()):
-            values = self._spool.read_joined(slots, axis=1).astype(np.float64)
+        for prompt, strip in sorted(self._top.get(candidate, {}).items()):
+            values = self._spool.read(strip)
             yield Block(candidate, "topk", "logits", prompt, (MODEL,), values)
 
     def _keep(self, observation: Observation, matrix: TokenMatrix) -> None:
@@ -135,11 +134,15 @@ class Aggregator:
         known = kept.get(prompt)
         check_turn(known, observation, matrix)
         double = matrix.scopes == (MODEL,) or matrix.metric in _DOUBLE
-        slot = self._spool.append(matrix.values.astype(np.float64 if double else np.float32))
-        pieces = known or kept.setdefault(prompt, Pieces([], []))
-        pieces.slots.append(slot)
-        if matrix.positions is not None:
-            pieces.at.append(matrix.positions)
+        values, at = matrix.values.astype(np.float64 if double else np.float32), matrix.positions
+        if known is None:
+            places = None if at is None else self._spool.append(_row(at))
+            known = kept[prompt] = Pieces(self._spool.append(values), places, -1)
+        else:
+            self._spool.append(values, known.values)
+            if at is not None:
+                self._spool.append(_row(at), known.positions)
+        known.last = known.last if at is None or not len(at) else int(at[-1])
         if matrix.num_missing:
             series.missing[prompt] = series.missing.get(prompt, 0) + matrix.num_missing
 
@@ -151,14 +154,11 @@ class Aggregator:
         for first in range(0, len(series.scopes), step):
             group = series.scopes[first : first + step]
             read = [
-                (p, self._spool.read_joined(each.slots, first, first + len(group)), each.positions)
-                for p, each in in_order
+                (p, self._spool.read(e.values, first, first + len(group)), self._positions(p, e))
+                for p, e in in_order
             ]
             for row, scope in enumerate(group):
-                parts = [
-                    PromptValues(p, v[row].astype(np.float64), self._positions(p, at))
-                    for p, v, at in read
-                ]
+                parts = [PromptValues(p, v[row].astype(np.float64), at) for p, v, at in read]
                 yield summarize(
                     metric,
                     scope,
@@ -177,7 +177,7 @@ class Aggregator:
         counts = (
             (pieces.num_columns + series.missing.get(p, 0), self._prompts[p].num_scored)
             for p, pieces in series.samples.items()
-            if pieces.at
+            if pieces.positions is not None
         )
         return (
             "sampled positions"
@@ -185,9 +185,10 @@ class Aggregator:
             else "all positions"
         )
 
-    def _positions(self, prompt: int, positions: Positions | None) -> Positions:
-        if positions is not None:
-            return positions
+    def _positions(self, prompt: int, pieces: Pieces) -> Positions:
+        if pieces.positions is not None:
+            places: Positions = self._spool.read(pieces.positions)[0]
+            return places
         record = self._prompts[prompt]
         return np.arange(record.score_start, len(record.token_ids))
 
@@ -199,8 +200,7 @@ class Aggregator:
         for series in groups:
             for row, prompt in enumerate(sorted(self._prompts)):
                 if prompt in series.samples:
-                    kept = self._spool.read_joined(series.samples[prompt].slots)
-                    part = kept.astype(np.float64)
+                    part = self._spool.read(series.samples[prompt].values).astype(np.float64)
                     values[row, first : first + len(part)] = partials(part)
             first += len(series.scopes)
         return Block(candidate, "per_prompt", metric, None, scopes, values)
@@ -218,8 +218,8 @@ class Aggregator:
                 rows = np.arange(first, first + len(series.scopes))[:, None]
                 for kept in (series.extras, series.samples):
                     if prompt in kept:
-                        at = self._positions(prompt, kept[prompt].positions)
-                        values[rows, at] = self._spool.read_joined(kept[prompt].slots)
+                        at = self._positions(prompt, kept[prompt])
+                        values[rows, at] = self._spool.read(kept[prompt].values)
                         missing[rows, at] = False
                 first += len(series.scopes)
             if not missing.all():
@@ -235,3 +235,8 @@ class Aggregator:
         trace: TracebackType | None,
     ) -> None:
         self._spool.__exit__(kind, error, trace)
+
+
+def _row(positions: Positions) -> Positions:
+    """Return positions [P] as the spool keeps them, int64 [1, P]."""
+    return positions.astype(np.int64, copy=False)[None]

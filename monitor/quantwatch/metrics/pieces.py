@@ -1,7 +1,8 @@
 """A long prompt's observations arrive in pieces: they wait in the spool and are read as one.
 
 Joined, they are the same values in the same order as those of a prompt that came at once, so every
-sum and quantile has the same bits.
+sum and quantile has the same bits. Their positions wait there, too: what stays in memory is where
+each piece lies.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantwatch.domain import Observation, Scope, TokenMatrix, TopLogits
-from quantwatch.metrics.spool import Slot
+from quantwatch.metrics.spool import Strip
 
 Positions = NDArray[np.int64]
 T = TypeVar("T")
@@ -22,19 +23,16 @@ T = TypeVar("T")
 class Pieces:
     """What was observed on one prompt: its pieces in order, one of a prompt that went at once."""
 
-    slots: list[Slot]
-    at: list[Positions]
-    """Each piece's positions; empty when all scored ones were measured."""
+    values: Strip
+    positions: Strip | None
+    """int64 [1, P]; None when all scored ones were measured."""
+    last: int
+    """The last position; −1 without positions."""
 
     @property
     def num_columns(self) -> int:
         """Number of values per scope."""
-        return sum(slot.shape[-1] for slot in self.slots)
-
-    @property
-    def positions(self) -> Positions | None:
-        """All pieces' positions."""
-        return np.concatenate(self.at) if self.at else None
+        return self.values.num_columns
 
 
 Kept = dict[int, Pieces]
@@ -70,10 +68,10 @@ def check_turn(known: Pieces | None, observation: Observation, matrix: TokenMatr
     at, columns = matrix.positions, 0 if known is None else known.num_columns
     if at is None and observation.offset not in (None, columns):
         raise ValueError(f"{what}: a piece from {observation.offset} on came, {columns} was due")
-    if known is not None and (at is None) == bool(known.at):
+    if known is not None and (at is None) != (known.positions is None):
         raise ValueError(f"{what}: pieces with and without positions")
-    if known is not None and at is not None and len(at) and at[0] <= known.at[-1][-1]:
-        raise ValueError(f"{what}: position {at[0]} came after {known.at[-1][-1]}")
+    if known is not None and at is not None and len(at) and at[0] <= known.last:
+        raise ValueError(f"{what}: position {at[0]} came after {known.last}")
 
 
 def stacked(top: TopLogits) -> NDArray[np.float64]:

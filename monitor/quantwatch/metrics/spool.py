@@ -6,8 +6,8 @@ the memory promise (design §5). The file has no name on POSIX: nothing is left 
 
 import os
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from array import array
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,13 +16,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Where one array [S, P] lies in the spool."""
+@dataclass(slots=True)
+class Strip:
+    """Where one array [S, P, …] lies in the spool, in parts that continue one another along P.
 
-    offset: int
-    shape: tuple[int, ...]
-    dtype: str
+    A prompt of 32,768 tokens comes in hundreds of parts, of every metric: each is two numbers in
+    an array here, not an object.
+    """
+
+    num_rows: int
+    rest: tuple[int, ...]
+    """The sizes behind P."""
+    dtype: np.dtype[Any]
+    num_columns: int = 0
+    """P, over all parts."""
+    parts: "array[int]" = field(default_factory=lambda: array("q"))
+    """Offset in the file and number of columns of each part, in turn."""
 
 
 class Spool:
@@ -33,29 +42,36 @@ class Spool:
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (closed in __exit__)
         self._end = 0
 
-    def append(self, array: NDArray[Any]) -> Slot:
-        """Write an array and return where it lies. Raises OSError when the disk is full."""
-        data = np.ascontiguousarray(array)
-        slot = Slot(self._end, data.shape, data.dtype.str)
-        self._file.write(data.tobytes())
-        self._end += data.nbytes
-        return slot
+    def append(self, values: NDArray[Any], strip: Strip | None = None) -> Strip:
+        """Write an array [S, P, …], behind the parts of a strip if one is given; return the strip.
 
-    def read(self, slot: Slot, first: int = 0, last: int | None = None) -> NDArray[Any]:
-        """Return rows first…last−1 of an array's leading axis."""
+        Raises OSError when the disk is full, ValueError for a part of another shape or dtype.
+        """
+        rows, columns, *rest = values.shape
+        strip = strip or Strip(rows, tuple(rest), values.dtype)
+        if (rows, tuple(rest), values.dtype) != (strip.num_rows, strip.rest, strip.dtype):
+            wanted = f"[{strip.num_rows}, P, {strip.rest}] {strip.dtype}"
+            raise ValueError(f"a part {values.shape} {values.dtype} of an array {wanted}")
+        self._file.write(np.ascontiguousarray(values).tobytes())
+        strip.parts.extend((self._end, columns))
+        strip.num_columns += columns
+        self._end += values.nbytes
+        return strip
+
+    def read(self, strip: Strip, first: int = 0, last: int | None = None) -> NDArray[Any]:
+        """Return rows first…last−1 of an array, its parts joined."""
         self._file.flush()
-        stop = slot.shape[0] if last is None else last
-        dtype = np.dtype(slot.dtype)
-        row = dtype.itemsize * int(np.prod(slot.shape[1:], dtype=np.int64))
-        data = os.pread(self._file.fileno(), row * (stop - first), slot.offset + row * first)
-        return np.frombuffer(data, dtype).reshape(stop - first, *slot.shape[1:])
-
-    def read_joined(
-        self, slots: Sequence[Slot], first: int = 0, last: int | None = None, axis: int = -1
-    ) -> NDArray[Any]:
-        """Return rows first…last−1 of arrays that continue one another along an axis."""
-        parts = [self.read(slot, first, last) for slot in slots]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=axis)
+        stop = strip.num_rows if last is None else last
+        found = np.empty((stop - first, strip.num_columns, *strip.rest), strip.dtype)
+        column_bytes = strip.dtype.itemsize * int(np.prod(strip.rest, dtype=np.int64))
+        start = 0
+        for offset, columns in zip(strip.parts[::2], strip.parts[1::2], strict=True):
+            row = column_bytes * columns
+            data = os.pread(self._file.fileno(), row * (stop - first), offset + row * first)
+            part = np.frombuffer(data, strip.dtype).reshape(stop - first, columns, *strip.rest)
+            found[:, start : start + columns] = part
+            start += columns
+        return found
 
     def __enter__(self) -> Self:
         return self

@@ -143,6 +143,8 @@ def worker_words(result: RunResult) -> str | None:
     processes = plural(told["shards"], "process", "processes")
     words = f"{processes} of {plural(told['threads'], 'thread')} ({told['executor']})"
     again = [f"{plural(told['retried'], 'batch', 'batches')} measured again"]
+    replaced = told.get("replaced", 0)  # runs of before have none
+    again += [f"{plural(replaced, 'worker')} replaced"] if replaced else []
     return "; ".join([words, *told["notes"], *(again if told["lost"] else []), *told["lost"]])
 
 

@@ -226,6 +226,28 @@ def test_a_killed_worker_changes_no_bit(folder: Path, killing: type[_Killing]) -
     assert told.sharding["retried"] == 1
     (lost,) = told.sharding["lost"]
     assert "was killed by SIGKILL" in lost
+    assert told.sharding["shards"] == 2
+    assert told.sharding["replaced"] <= 1  # one, where enough was left to do
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [1, 2])
+def test_killed_workers_are_replaced_and_change_no_bit(
+    folder: Path, killing: type[_Killing], shards: int
+) -> None:
+    """Catches a night that goes on with fewer processes, or ends with the last."""
+    blocks, floor, report = _measured(_request(folder, ONE, batch_tokens=12))
+    killing.victims = dict.fromkeys((1, 9)[:shards], 1)
+    steps = Counting()
+    wanted = _request(folder, ONE, executor="local", shards=shards, batch_tokens=12)
+    ours, our_floor, told = _measured(wanted, steps)
+    _assert_same(ours, blocks)
+    assert our_floor == floor
+    assert (told.num_forwards, told.firings) == (report.num_forwards, report.firings)
+    assert steps.done == steps.total
+    told = told.sharding
+    assert (told["shards"], told["retried"], len(told["lost"])) == (shards, shards, shards)
+    assert told["replaced"] >= 1
 
 
 @pytest.mark.slow
@@ -246,8 +268,8 @@ def test_a_batch_that_kills_everybody_ends_the_run_by_name(
 @pytest.mark.slow
 def test_without_any_worker_the_run_ends(folder: Path, killing: type[_Killing]) -> None:
     """Catches a wait for somebody who never comes."""
-    killing.victims = {2: 1}
-    with pytest.raises(WorkersLostError, match=r"no worker is left, .*batch 2 .*the only worker"):
+    killing.victims = {2: 2}
+    with pytest.raises(WorkersLostError, match=r"no worker is left, .*batch 2 .*: all 2 are gone"):
         _measured(_request(folder, ONE, executor="local", shards=1))
 
 

@@ -102,12 +102,20 @@ def _partial(unit: int, tokens: int = 3) -> Partial:
 class Crew:
     """Workers that do what a script says when they are given a unit: done, or else."""
 
-    def __init__(self, size: int, script: Mapping[tuple[int, int], str]) -> None:
+    def __init__(self, size: int, script: Mapping[tuple[int, int], str], room: int = 99) -> None:
         self.size = size
+        self._room = room
         self.closed = 0
         self._script = script
         self._events: list[Event] = [Opened(n, FACTS, "here:1") for n in range(size)]
         self.given: list[tuple[int, int]] = []
+
+    def hire(self) -> int:
+        if self.size >= self._room:
+            raise OSError("no memory")
+        self.size += 1
+        self._events.append(Opened(self.size - 1, FACTS, "here:1"))
+        return self.size - 1
 
     def give(self, worker: int, unit: int) -> None:
         self.given.append((worker, unit))
@@ -166,24 +174,85 @@ def test_dead_workers_cost_nothing_but_time() -> None:
         "notes": [],
         "shards": 3,
         "retried": 2,
+        "replaced": 1,
         "lost": ["worker 1 was killed", "worker 0 was killed"],
-        "peak_memory_bytes": [5, 5],
+        "peak_memory_bytes": [5, 5, 5],
     }
 
 
 def test_a_worker_that_is_gone_gets_nothing() -> None:
-    crew = Crew(2, {(0, 0): "dies"})
+    crew = Crew(2, {(0, 0): "dies"}, room=2)
     _run(crew)
     assert [worker for worker, _ in crew.given] == [0, *[1] * 6]
 
 
-def test_nobody_left_is_told_with_the_batch() -> None:
+def test_a_dead_worker_is_replaced_when_its_batch_is_measured() -> None:
+    """Catches a night at half the speed, and a second victim of what killed the first."""
+    crew = Crew(2, {(0, 0): "dies"})
+    units, tokens, told = _run(crew)
+    assert units == [0, 1, 2, 3, 4, 5]
+    assert tokens == 18
+    assert crew.given[:3] == [(0, 0), (1, 1), (1, 0)]
+    assert {worker for worker, _ in crew.given[3:]} == {1, 2}
+    assert (told["shards"], told["replaced"], told["retried"]) == (2, 1, 1)
+
+
+def test_a_lonely_worker_is_replaced_at_once() -> None:
+    """Catches a run that ends with its only process, and a batch that is forgotten then."""
+    crew = Crew(1, {(0, 3): "dies"})
+    units, _, told = _run(crew)
+    assert units == [0, 1, 2, 3, 4, 5]
+    assert crew.given[3:] == [(0, 3), (1, 3), (1, 4), (1, 5)]
+    assert (told["replaced"], told["lost"]) == (1, ["worker 0 was killed"])
+
+
+def test_nobody_is_started_for_the_last_batches() -> None:
+    """Catches models that are loaded once more for nothing."""
+    crew = Crew(2, {(0, 4): "dies"})
+    units, _, told = _run(crew)
+    assert units == [0, 1, 2, 3, 4, 5]
+    assert (told["lost"], told["replaced"]) == (["worker 0 was killed"], 0)
+
+
+def test_no_more_are_replaced_than_began() -> None:
+    """Catches processes that are started and die for a whole night."""
+    deaths = dict.fromkeys(((0, 0), (1, 1), (2, 2)), "dies")
     with pytest.raises(
         WorkersLostError,
-        match=r"no worker is left, the last one at batch 0 \(prompt 0\): all 2 are gone \(worker 0 "
+        match=r"no worker is left, the last one at batch 1 \(prompt 1\): all 2 are gone \(worker 0 "
         r"was killed; worker 1 was killed\)",
     ):
-        _run(Crew(2, {(0, 0): "dies", (1, 0): "dies"}))
+        _run(Crew(1, deaths))
+
+
+def test_where_nobody_can_be_started_the_others_go_on() -> None:
+    """Catches a run that ends because there is no memory for one more process."""
+    units, _, told = _run(Crew(2, {(0, 0): "dies"}, room=2))
+    assert units == [0, 1, 2, 3, 4, 5]
+    assert told["replaced"] == 0
+    assert told["lost"] == [
+        "worker 0 was killed",
+        "no other worker could be started: no memory",
+    ]
+    with pytest.raises(
+        WorkersLostError, match=r"the only worker is gone \(.*; no other .*memory\)"
+    ):
+        _run(Crew(1, {(0, 0): "dies"}, room=1))
+
+
+def test_a_replacement_with_other_numbers_is_refused() -> None:
+    """Catches a worker that is taken on without a look, since the run has begun."""
+    crew = Crew(1, {(0, 0): "dies"})
+    hire = crew.hire
+
+    def other() -> int:
+        worker = hire()
+        crew._events[-1] = Opened(worker, {**FACTS, "threads": 2}, "there:9")
+        return worker
+
+    crew.hire = other  # type: ignore[method-assign]
+    with pytest.raises(ModelError, match=r"worker 1 \(there:9\) would not measure the same"):
+        _run(crew)
 
 
 def test_a_stop_is_heard_while_nothing_happens() -> None:

@@ -28,6 +28,11 @@ CASES: dict[str, tuple[dict[str, Any], str | None]] = {
         "2 processes of 1 thread (ray); 1 batch measured again; worker 1 (process 77) was killed by "
         "SIGKILL",
     ),
+    "killed and replaced": (
+        {**TOLD, "retried": 1, "replaced": 1, "lost": LOST},
+        "2 processes of 1 thread (local); 1 batch measured again; 1 worker replaced; worker 1 "
+        "(process 77) was killed by SIGKILL",
+    ),
     "by the run itself": ({}, None),
 }
 

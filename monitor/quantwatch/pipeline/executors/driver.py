@@ -22,7 +22,10 @@ class Crew(Protocol):
 
     @property
     def size(self) -> int:
-        """Number of workers, which are 0 … size − 1."""
+        """Number of workers, which are 0 … size − 1, dead ones included."""
+
+    def hire(self) -> int:
+        """Start one more worker; return its number. Raises OSError where there is no room."""
 
     def give(self, worker: int, unit: int) -> None:
         """Have a worker measure a unit. If it is dead, `wait` says so."""
@@ -49,28 +52,28 @@ class Driver:
         self._facts = facts
         self._hire = hire
         self._told: dict[str, object] = dict(told)
-        self._lost: list[str] = []
+        self._shift: _Shift | None = None
         self._peaks: dict[int, int] = {}
-        self._retried = 0
 
     def partials(self, course: Course, progress: Progress) -> Generator[Partial]:
         """Yield every unit's partial in order; the workers end with it, however it ends."""
         units = units_of(course)
         with self._crew(len(units)) as crew:
             ledger = Ledger[Partial](len(units), _AHEAD * crew.size)
-            shift = _Shift(crew, ledger, units, self._facts)
+            shift = self._shift = _Shift(crew, ledger, units, self._facts)
             while not ledger.is_complete:
                 event = shift.next_event()
                 progress.advance(self._noted(event))
                 yield from ledger.ready()
-            self._retried = ledger.num_retried
 
     def told(self) -> Json:
-        """Return workers, threads, what was lost and measured again, and memory."""
+        """Return workers, threads, what was lost, replaced and measured again, and memory."""
+        shift = self._shift
         return {
             **self._told,
-            "retried": self._retried,
-            "lost": list(self._lost),
+            "retried": shift.num_retried if shift else 0,
+            "replaced": shift.num_replaced if shift else 0,
+            "lost": list(shift.lost) if shift else [],
             "peak_memory_bytes": [self._peaks[worker] for worker in sorted(self._peaks)],
         }
 
@@ -84,9 +87,7 @@ class Driver:
             crew.close()
 
     def _noted(self, event: Event | None) -> int:
-        """Keep what is reported of an event; return the tokens that are done with it."""
-        if isinstance(event, Lost):
-            self._lost.append(event.why)
+        """Keep a worker's peak memory; return the tokens that are done with an event."""
         if isinstance(event, Done):
             self._peaks[event.worker] = event.peak_memory_bytes
             return event.partial.num_tokens
@@ -104,7 +105,15 @@ class _Shift:
         self._facts = facts
         self._there = set(range(crew.size))
         self._idle = set[int]()
-        self._ends: list[str] = []
+        self._wanted = self._spare = crew.size
+        self.num_replaced = 0
+        self.lost: list[str] = []
+        """How workers ended."""
+
+    @property
+    def num_retried(self) -> int:
+        """Units that were handed out again."""
+        return self._ledger.num_retried
 
     def next_event(self) -> Event | None:
         """Give everybody work and return what happened next, if it counts.
@@ -112,6 +121,7 @@ class _Shift:
         Raises what a worker raised, and WorkersLostError when a unit ends one after the other, or
         nobody is left.
         """
+        self._replace()
         for worker in sorted(self._idle):
             if (unit := self._ledger.take(worker)) is not None:
                 self._idle.discard(worker)
@@ -149,19 +159,40 @@ class _Shift:
     def _lose(self, event: Lost) -> None:
         self._there.discard(event.worker)
         self._idle.discard(event.worker)
-        self._ends.append(event.why)
+        self.lost.append(event.why)
         try:
             unit = self._ledger.lose(event.worker, event.why)
         except WorkersLostError as error:
             name = self._named(error.unit)
             raise WorkersLostError(f"{name} can't be measured: {error}", error.unit) from None
+        self._replace()
         if self._there:
             return
         at = "" if unit is None else f", the last one at {self._named(unit)}"
         all_of = "the only worker is" if self._crew.size == 1 else f"all {self._crew.size} are"
         raise WorkersLostError(
-            f"no worker is left{at}: {all_of} gone ({'; '.join(self._ends)})", unit
+            f"no worker is left{at}: {all_of} gone ({'; '.join(self.lost)})", unit
         )
+
+    def _replace(self) -> None:
+        """Start a worker in the place of a dead one, where that gains time; as many as began.
+
+        What killed one may be a lack of memory, and that would kill the next as well: so while
+        anybody is left, what it was at is measured first, by fewer workers than before.
+        """
+        left = len(self._there)
+        if not self._spare or left == self._wanted:
+            return
+        if left and (self._ledger.has_open_losses or self._ledger.num_waiting <= left):
+            return
+        try:
+            self._there.add(self._crew.hire())
+        except OSError as error:
+            self._spare = 0
+            self.lost.append(f"no other worker could be started: {error}")
+        else:
+            self._spare -= 1
+            self.num_replaced += 1
 
     def _named(self, unit: int | None) -> str:
         return "no batch" if unit is None else describe_unit(self._units[unit], unit)

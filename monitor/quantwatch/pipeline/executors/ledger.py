@@ -41,6 +41,16 @@ class Ledger(Generic[P]):
         """Whether every unit was accepted and has left."""
         return self._next == self.num_units
 
+    @property
+    def num_waiting(self) -> int:
+        """Number of units that nobody is at and nobody measured yet."""
+        return len(self._waiting)
+
+    @property
+    def has_open_losses(self) -> bool:
+        """Whether a unit that a worker took to its grave isn't measured yet."""
+        return any(unit >= self._next and unit not in self._kept for unit in self._ends)
+
     def held_by(self, worker: int) -> int | None:
         """Return the unit that a worker is at."""
         return self._held.get(worker)

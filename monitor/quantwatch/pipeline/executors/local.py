@@ -23,19 +23,25 @@ class LocalCrew:
     """Processes of this program."""
 
     def __init__(self, job: Job, size: int) -> None:
+        self._job = job
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.workers: list[_Worker] = []
         try:
-            for number in range(size):
-                self.workers.append(_Worker(number, job, self._events))
+            for _ in range(size):
+                self.hire()
         except BaseException:
             self.close()
             raise
 
     @property
     def size(self) -> int:
-        """Number of workers."""
+        """Number of workers, dead ones included."""
         return len(self.workers)
+
+    def hire(self) -> int:
+        """Start one more worker; return its number. Raises OSError where there is no room."""
+        self.workers.append(_Worker(self.size, self._job, self._events))
+        return self.size - 1
 
     def give(self, worker: int, unit: int) -> None:
         """Have a worker measure a unit."""

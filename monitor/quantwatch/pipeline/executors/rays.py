@@ -95,20 +95,31 @@ class RayCrew:
         self._owns_cluster = not self._ray.is_initialized()
         self._actors: list[Any] = []
         self._pending: dict[Any, int] = {}
+        self._job, self._sharding = job, sharding
+        self._gpus = gpus_of(job.request.check)
+        self._num_alive = 0
+        self._kind: Any = None
+        self._data: Any = None
         self._stack = ExitStack()
         # Ray tells of deaths where a document may be printed.
         self._stack.enter_context(redirect_stdout(sys.stderr))
         try:
             self._connect(sharding)
-            self._start(job, sharding, most)
+            self._start(most)
         except BaseException:
             self.close()
             raise
 
     @property
     def size(self) -> int:
-        """Number of actors."""
+        """Number of actors, dead ones included."""
         return len(self._actors)
+
+    def hire(self) -> int:
+        """Start one more actor; return its number. Raises OSError where the cluster has no room."""
+        if self._room() <= self._num_alive:
+            raise OSError(f"the cluster has room for {self._num_alive} workers now")
+        return self._hire()
 
     def give(self, worker: int, unit: int) -> None:
         """Have an actor measure a unit."""
@@ -124,6 +135,7 @@ class RayCrew:
             event: Event = unpacked(self._ray.get(ready[0]))
         except self._ray.exceptions.RayError as error:
             first = next(iter(str(error).splitlines()), "")
+            self._num_alive -= 1
             return Lost(worker, f"worker {worker} is gone: {type(error).__name__}: {first:.200}")
         return event
 
@@ -155,21 +167,31 @@ class RayCrew:
             **quiet,
         )
 
-    def _start(self, job: Job, sharding: Sharding, most: int) -> None:
-        gpus = gpus_of(job.request.check)
-        room = _room(self._ray.cluster_resources(), sharding.threads, gpus)
-        wanted = min(sharding.num_shards or room, most)
+    def _start(self, most: int) -> None:
+        gpus, threads, room = self._gpus, self._sharding.threads, self._room()
+        wanted = min(self._sharding.num_shards or room, most)
         if not 1 <= wanted <= room:
             raise ConfigError(
                 f"shards = {wanted}: the cluster has room for {room} workers of "
-                f"{sharding.threads} CPUs{f' and {gpus} GPU' if gpus else ''} each"
+                f"{threads} CPUs{f' and {gpus} GPU' if gpus else ''} each"
             )
         # Ray would run an actor again by itself, and a unit would be counted twice.
-        options = {"num_cpus": sharding.threads, "num_gpus": gpus, "max_restarts": 0}
-        kind = self._ray.remote(**options, max_task_retries=0)(RayShard)
-        data = self._ray.put(packed(job))
-        self._actors = [kind.remote(number) for number in range(wanted)]
-        self._pending = {actor.open.remote(data): n for n, actor in enumerate(self._actors)}
+        options = {"num_cpus": threads, "num_gpus": gpus, "max_restarts": 0}
+        self._kind = self._ray.remote(**options, max_task_retries=0)(RayShard)
+        self._data = self._ray.put(packed(self._job))
+        for _ in range(wanted):
+            self._hire()
+
+    def _hire(self) -> int:
+        number = self.size
+        self._actors.append(self._kind.remote(number))
+        self._num_alive += 1
+        self._pending[self._actors[number].open.remote(self._data)] = number
+        return number
+
+    def _room(self) -> int:
+        """Return for how many workers the nodes that are there have room, ours included."""
+        return _room(self._ray.cluster_resources(), self._sharding.threads, self._gpus)
 
 
 def require_listener(address: str | None) -> None:
