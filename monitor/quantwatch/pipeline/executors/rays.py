@@ -32,8 +32,7 @@ from quantwatch.pipeline.reasons import peak_memory_bytes
 _CONNECT_S = 10.0
 _STORE_BYTES = 256 << 20
 """What a cluster of one's own keeps objects in: jobs, and partials on their way."""
-
-
+_SILENT: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
@@ -139,31 +138,22 @@ class RayCrew:
     def _connect(self, sharding: Sharding) -> None:
         if not self._owns_cluster:
             return
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
         if sharding.address is not None:
-            try:
-                self._ray.init(address=sharding.address, **quiet)
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                words = f"ray_address {sharding.address!r}: no cluster can be joined there: {error}"
-                raise ConfigError(words) from error
+            _join(self._ray, sharding.address)
             return
         self._ray.init(
             address="local",
             num_cpus=sharding.threads * (sharding.num_shards or 1),
             object_store_memory=_STORE_BYTES,
             include_dashboard=False,
-            **quiet,
+            **_SILENT,
         )
 
     def _start(self, job: Job, sharding: Sharding, most: int) -> None:
         gpus = gpus_of(job.request.check)
         room = _room(self._ray.cluster_resources(), sharding.threads, gpus)
         wanted = min(sharding.num_shards or room, most)
-        if not 1 <= wanted <= room:
-            raise ConfigError(
-                f"shards = {wanted}: the cluster has room for {room} workers of "
-                f"{sharding.threads} CPUs{f' and {gpus} GPU' if gpus else ''} each"
-            )
+        _require_room(sharding, wanted, room, gpus)
         # Ray would run an actor again by itself, and a unit would be counted twice.
         options = {"num_cpus": sharding.threads, "num_gpus": gpus, "max_restarts": 0}
         kind = self._ray.remote(**options, max_task_retries=0)(RayShard)
@@ -172,18 +162,62 @@ class RayCrew:
         self._pending = {actor.open.remote(data): n for n, actor in enumerate(self._actors)}
 
 
-def require_listener(address: str | None) -> None:
+def require_cluster(sharding: Sharding, check: CheckConfig) -> None:
+    """Join the cluster that a check names, and leave it: what it would refuse is refused now.
+
+    Raises ConfigError: no package, no cluster, one that can't be joined, or without room.
+    """
+    ray = require_ray(sharding.address)
+    if sharding.address is None or ray.is_initialized():
+        return
+    # Ray says where it looks for a cluster where a document may be printed.
+    with redirect_stdout(sys.stderr):
+        require_listener(_found(sharding.address), sharding.address)
+        _join(ray, sharding.address)
+        try:
+            room = _room(ray.cluster_resources(), sharding.threads, gpus_of(check))
+            _require_room(sharding, sharding.num_shards or 1, room, gpus_of(check))
+        finally:
+            ray.shutdown()
+
+
+def _found(address: str) -> str:
+    """Return what Ray takes an address without a scheme for: `auto` is of a variable or a file."""
+    if "://" in address:
+        return address
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        return canonicalize_bootstrap_address(address) or address
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(_no_cluster(address, error)) from error
+
+
+def _join(ray: Any, address: str) -> None:
+    try:
+        ray.init(address=address, **_SILENT)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(_no_cluster(address, error)) from error
+
+
+def _no_cluster(address: str, error: Exception) -> str:
+    words = " ".join(str(error).split())
+    return f"ray_address {address!r}: no cluster can be joined there: {words:.300}"
+
+
+def require_listener(address: str, named: str) -> None:
     """Raise ConfigError when nobody listens at HOST:PORT: Ray would try for an hour.
 
-    Names that Ray looks up itself (`auto`) are its own to refuse.
+    `named` is how the check calls it. Other forms are Ray's own to refuse.
     """
-    host, _, port = (address or "").rpartition("://")[2].rpartition(":")
+    host, _, port = address.rpartition("://")[2].rpartition(":")
     if not host or not port.isdecimal():
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"ray_address {address!r}: nobody listens there: {error}") from error
+        at = "there" if named == address else f"at {address}"
+        raise ConfigError(f"ray_address {named!r}: nobody listens {at}: {error}") from error
 
 
 def gpus_of(check: CheckConfig) -> int:
@@ -195,3 +229,11 @@ def gpus_of(check: CheckConfig) -> int:
 def _room(resources: dict[str, float], threads: int, gpus: int) -> int:
     room = int(resources.get("CPU", 0)) // threads
     return min(room, int(resources.get("GPU", 0))) if gpus else room
+
+
+def _require_room(sharding: Sharding, wanted: int, room: int, gpus: int) -> None:
+    if not 1 <= wanted <= room:
+        raise ConfigError(
+            f"shards = {wanted}: the cluster has room for {room} workers of "
+            f"{sharding.threads} CPUs{f' and {gpus} GPU' if gpus else ''} each"
+        )
