@@ -11,6 +11,16 @@ from quantwatch.models.served.http import JsonClient
 from quantwatch.models.served.trouble import UnusableServerError
 
 _MOST_DIGITS = 12
+PLAIN_OPENAI: Mapping[str, float] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+PLAIN: Mapping[str, float] = {**PLAIN_OPENAI, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""No sampler at all: what a request leaves out, servers take from the model's own
+`generation_config.json`, and some of their versions apply it to log-probabilities as well.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +152,8 @@ def same_tokens(said: Any, sent: tuple[int, ...]) -> None:
     pairs = enumerate(zip(said, sent, strict=False))
     at = next((i for i, (a, b) in pairs if a != b), min(len(said), len(sent)))
     if at < max(len(said), len(sent)):
-        ours = sent[at] if at < len(sent) else "nothing"
-        theirs = said[at] if at < len(said) else "nothing"
+        ours = repr(sent[at]) if at < len(sent) else "nothing"
+        theirs = repr(said[at]) if at < len(said) else "nothing"
         raise UnusableServerError(
             f"the server scored other tokens than it was sent: at position {at} it has {theirs}, "
             f"not {ours} (another tokenizer, or a BOS put in front?)"
