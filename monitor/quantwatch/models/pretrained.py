@@ -1,7 +1,7 @@
 """Load a folder or hub repository through transformers, refusing what it would paper over."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,8 @@ from torch import nn
 from quantwatch.config.schema import VariantConfig
 from quantwatch.errors import ModelError
 from quantwatch.models import hub
-from quantwatch.models.checkpoint import check_folder, read_config
+from quantwatch.models.checkpoint import check_folder, read_config, weight_files
+from quantwatch.models.marks import Marks
 from quantwatch.models.quantized import check_quantizer, quantization_of
 from quantwatch.models.quiet import explained, shorten
 from quantwatch.models.sources import Source
@@ -33,6 +34,8 @@ class Pretrained:
     """Quantization method of the checkpoint, None for float checkpoints."""
     commit: str | None
     notes: tuple[str, ...]
+    files: Marks
+    """Configuration and weights as they were before they were read."""
     stream: LayerStream | None = None
     """What gives the layers their values, if they are read one at a time."""
 
@@ -59,6 +62,7 @@ def _load(
 ) -> Pretrained:
     from transformers import AutoConfig
 
+    files = Marks.of(_read_files(folder))
     common: dict[str, Any] = {"revision": commit, "trust_remote_code": config.allow_code}
     with explained(location), _own_code(location):
         settings = AutoConfig.from_pretrained(location, **common)
@@ -84,7 +88,14 @@ def _load(
     with explained(location):
         mark_loaded_(module)
     stream = LayerStream(skeletons[0], torch.device(config.device)) if streamed else None
-    return Pretrained(module, folder, method, commit, notes, stream)
+    return Pretrained(module, folder, method, commit, notes, files, stream)
+
+
+def _read_files(folder: Path) -> list[Path]:
+    """Return configuration and weights; where some are missing, transformers says so."""
+    with suppress(ModelError):
+        return [folder / "config.json", *weight_files(folder)]
+    return []
 
 
 def _loader(settings: Any, skeletons: list[Skeleton] | None) -> Callable[..., Any]:
