@@ -45,7 +45,9 @@ class Marks:
     def require_same(self) -> None:
         """Raise ModelError naming a file that is not the one that it was, in whatever way."""
         for path, before in self.files:
-            if _Mark.of(path) != before:
+            now = _Mark.of(path)
+            # Some network file systems number one file anew: its inode alone says nothing.
+            if (now and now[1:]) != (before and before[1:]):
                 raise ModelError(f"{path} changed while it was loaded: run it again")
 
     def require_unwritten(self) -> None:

@@ -20,6 +20,7 @@ from quantwatch.models.marks import Marks
 from quantwatch.pipeline import RunRequest
 from quantwatch.pipeline.attribution import Wish, attribute_shares
 from quantwatch.pipeline.measure import measure_check
+from quantwatch.pipeline.reasons import explain
 from quantwatch.pipeline.reloading import choose_candidate, reload
 from quantwatch.pipeline.run import run_check
 
@@ -183,10 +184,11 @@ def test_weights_that_are_written_to_end_the_run(
     """Catches a night of which half is another model's: torch computes in the file itself."""
     path = folder / name / "model.safetensors"
     with (
-        pytest.raises(ModelError, match=rf"{name}/model.safetensors was written to while"),
+        pytest.raises(ModelError, match=rf"{name}/model.safetensors was written to") as raised,
         measure_check(_request(folder, **settings), At(lambda: _written(path), at)),
     ):
         pass
+    assert explain(raised.value).retryable, "the next attempt reads one checkpoint"
     kept = [each for each in (folder / "cache").glob("reference/*") if each.is_dir()]
     assert not [each for each in kept if (each / "manifest.json").is_file()]
 
