@@ -837,6 +837,37 @@ def test_one_of_several_models_must_be_named(opened: Open, server: FrontEnd) -> 
     assert opened(model="tiny-int8").variant.source["model"] == "tiny-int8"
 
 
+@pytest.mark.parametrize("name", ["tiny\ud800", "tiny\0", "\x1b[2J", "t" * 1001])
+def test_a_name_that_cannot_be_shown_is_refused(name: str, opened: Open, server: FrontEnd) -> None:
+    """Catches an encoding error in the middle of a night, and a transaction that a NUL ends."""
+    server.name = name
+    with pytest.raises(UnusableServerError, match="a name is at most 1000 characters"):
+        opened()
+
+
+def test_a_name_that_is_a_number_is_a_name(opened: Open, server: FrontEnd) -> None:
+    """Catches an error of our own for an id without quotes."""
+    server.name = 7  # type: ignore[assignment]
+    assert opened().variant.source["model"] == "7"
+
+
+@pytest.mark.parametrize("version", ["1\ud800", "1\0", "1\x1b[2J", "1" * 300_000])
+def test_what_a_server_says_of_itself_can_be_stored(
+    version: str, opened: Open, server: FrontEnd
+) -> None:
+    """Catches words that no database takes, a terminal obeys, or a page can't hold."""
+    server.version = version
+    said = opened().variant.source["said"]["version"]
+    assert said.startswith("1")
+    assert said.isprintable()
+    assert len(said) <= 1000
+    server.fault = lambda *_: Reply(400, version.encode("utf-8", "replace"))
+    with pytest.raises(UnusableServerError) as raised:
+        opened()
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 400
+
+
 @pytest.mark.parametrize("body", [b"{}", b'{"data": {}}', b"[]", b'{"data": [3, null]}'])
 def test_a_server_without_models_is_refused(body: bytes, opened: Open, server: FrontEnd) -> None:
     server.fault = lambda _, path, document: Reply(200, body) if path == "/v1/models" else document

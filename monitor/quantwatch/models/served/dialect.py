@@ -8,9 +8,10 @@ from typing import Any, Protocol
 from quantwatch.models.served.answers import Answer, Question, Stamp
 from quantwatch.models.served.freshness import Freshness
 from quantwatch.models.served.http import JsonClient
-from quantwatch.models.served.trouble import UnusableServerError
+from quantwatch.models.served.trouble import UnusableServerError, readable
 
 _MOST_DIGITS = 12
+_MOST_TEXT = 1000
 PLAIN_OPENAI: Mapping[str, float] = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -68,7 +69,13 @@ def choose_model(client: JsonClient, wanted: str | None) -> dict[str, Any]:
         raise UnusableServerError(
             f"{client.base.host} has no model {wanted!r}; it has {_few(names)}"
         )
-    return next(r for r in records if r.get("id") == (wanted or names[0]))
+    chosen = wanted or names[0]
+    if readable(chosen, _MOST_TEXT) != chosen:
+        raise UnusableServerError(
+            f"{client.base.host} calls its model {chosen[:80]!a}: a name is at most {_MOST_TEXT} "
+            "characters that can be shown"
+        )
+    return next(r for r in records if str(r.get("id")) == chosen)
 
 
 def plain_facts(record: Mapping[str, Any], *names: str) -> dict[str, str | int | float | bool]:
@@ -76,7 +83,8 @@ def plain_facts(record: Mapping[str, Any], *names: str) -> dict[str, str | int |
     found: dict[str, str | int | float | bool] = {}
     for name in names:
         value = record.get(name)
-        plain = value if isinstance(value, str | bool) else number(value)
+        text = readable(value, _MOST_TEXT) if isinstance(value, str) else None
+        plain = value if isinstance(value, bool) else number(value) if text is None else text
         if plain is not None:
             found[name] = plain
     return found
