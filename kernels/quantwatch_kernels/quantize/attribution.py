@@ -78,6 +78,8 @@ class Attributed:
     num_tokens: int
     shares: tuple[Share, ...]
     """In the order of the parts."""
+    never_called: tuple[str, ...] = ()
+    """Parts without a share: whoever has them reads their weights and never calls them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ def attribute(
     """Measure every part, in the order of the model; both models end as they were.
 
     `run` stands at the first layer and is walked to the last. `tell` hears of each share. Raises
-    ValueError for a part that is never called, a KL that isn't finite, and a control beyond 0.
+    ValueError for a `whole` part that is never called, a KL that isn't finite, a control beyond 0.
     """
     if run.walk.position:
         raise ValueError(f"the run must stand at layer 0; it stands at {run.walk.position}.")
@@ -119,8 +121,9 @@ def attribute(
     for share in bench.shares(parts):
         found[share.part.name] = share
         tell(share)
-    shares = tuple(found[name] for name in names)
-    return Attributed(kl, together, bench.num_boundaries, run.num_scored, shares)
+    shares = tuple(found[name] for name in names if name in found)
+    never = tuple(name for name in names if name not in found)
+    return Attributed(kl, together, bench.num_boundaries, run.num_scored, shares, never)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +175,23 @@ class _Bench:
         stands = [self._stands[part.name] for part in parts]
         with entered(stands, "compared"):
             self._touch(parts)
-        for part, stand in zip(parts, stands, strict=True):
-            _require_called(part, stand.num_calls > 0)
-        differing = [part for part in parts if not self._stands[part.name].is_equal]
-        yield from (Share(part, 0.0, 0.0, 0.0) for part in parts if part not in differing)
+        called = [part for part in parts if self._is_called(part)]
+        differing = [part for part in called if not self._stands[part.name].is_equal]
+        yield from (Share(part, 0.0, 0.0, 0.0) for part in called if part not in differing)
         again = LayerWalk.restarted if parts[0].place == "embedding" else LayerWalk.branch
         control = Detour(self._run, stands, "reference", lambda walk: again(walk.branch([0])))
         swaps = [(part, *self._swaps(part, again)) for part in differing]
         self._begun.append(_Boundary(parts[0].name, control, swaps))
+
+    def _is_called(self, part: Part) -> bool:
+        """Say whether a stand-in would be noticed, or may rest; raise ValueError for a whole one's.
+
+        A convolution's weight may be read by a block that never calls it.
+        """
+        called = self._stands[part.name].num_calls > 0
+        if part.whole:
+            _require_called(part, called)
+        return called or part.may_rest
 
     def _swaps(self, part: Part, again: Callable[[LayerWalk], LayerWalk]) -> tuple[Detour, Detour]:
         stand = self._stands[part.name]

@@ -54,6 +54,7 @@ class Pass:
             with report.timed("floor"):
                 found = self._side.part(CONDITIONS, self._floor.conditions)
                 report.noise_floor_sources |= found
+            self._require_unwritten()
 
     def _measure(self, batch: Batch, progress: Progress) -> None:
         """Measure one batch. Its trace ends with this call, before the next one begins."""
@@ -74,3 +75,9 @@ class Pass:
                 name = floor_part(course.number(batch))
                 said = self._side.part(name, partial(self._floor.beside, trace))
             progress.advance(said["num_tokens"])
+        self._require_unwritten()
+
+    def _require_unwritten(self) -> None:
+        """Raise ModelError where weights were other ones by now than those that were loaded."""
+        for probe in self._probes:
+            probe.model.files.require_unwritten()

@@ -121,7 +121,8 @@ def _swap(part: nn.Module, scope: str, plant: Plant, undo: ExitStack) -> int:
         return _replace(part._buffers, "scales", _changed(part.scales, scope, plant, 0), undo)
     slots = part._parameters if "weight" in part._parameters else part._buffers
     weight = slots.get("weight")
-    if weight is None or not _is_matrix(weight):
+    # A convolution over tokens, as in state-space layers: [channels, inputs, width].
+    if weight is None or not _is_plain(weight, 3 if isinstance(part, nn.Conv1d) else 2):
         raise ModelError(f"canary: the weight of {scope} can't be changed: it is {_kind(weight)}")
     axis = int(type(part).__name__ == "Conv1D")
     return _replace(slots, "weight", _changed(weight, scope, plant, axis), undo)
@@ -138,7 +139,7 @@ def _changed(before: Tensor, scope: str, plant: Plant, axis: int) -> tuple[Tenso
     """Return the tensor with its fault, and the channel: one that is not all 0."""
     if before.is_meta:
         raise ModelError(f"canary: the weight of {scope} is not in memory (streamed)")
-    alive = before.detach().ne(0).any(1 - axis).nonzero().flatten()
+    alive = before.detach().ne(0).movedim(axis, 0).flatten(1).any(1).nonzero().flatten()
     if not len(alive):
         raise ModelError(f"canary: the weight of {scope} is all 0")
     after, channel = before.detach().clone(), int(alive[plant.draw % len(alive)])
@@ -150,10 +151,10 @@ def _changed(before: Tensor, scope: str, plant: Plant, axis: int) -> tuple[Tenso
     return after, channel
 
 
-def _is_matrix(tensor: Tensor) -> bool:
+def _is_plain(tensor: Tensor, axes: int) -> bool:
     plain = type(tensor) in (Tensor, nn.Parameter)
     wide = tensor.is_floating_point() and tensor.element_size() > 1
-    return plain and wide and tensor.ndim == 2
+    return plain and wide and tensor.ndim == axes
 
 
 def _kind(weight: object) -> str:

@@ -1,6 +1,7 @@
 """The files of a model folder, checked before transformers sees them, so that errors name one."""
 
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,17 +60,58 @@ def check_folder(folder: Path) -> None:
     """Check configuration and weight files of a model folder without reading the weights.
 
     Raises:
-        ModelError: naming the file that is missing, truncated or garbled, and how.
+        ModelError: naming the file that is missing, truncated or garbled, and how, or a weight that
+            two files have with different values.
     """
-    for path in weight_files(folder):
+    files = weight_files(folder)
+    for path in files:
         _check_weights(path)
+    _refuse_contradictions([path for path in files if path.suffix == ".safetensors"])
+
+
+def refuse_bare_codes(files: Iterable[Path]) -> None:
+    """Refuse weights stored as whole numbers: they are codes, and nothing says of which values.
+
+    For checkpoints that don't say how they are quantized: as floats they would be garbage. Raises
+    ModelError.
+    """
+    for path in files:
+        stored = tensor_shapes(path) if path.suffix == ".safetensors" else {}
+        for name, (dtype, shape) in stored.items():
+            if dtype[0] in "IU" and len(shape) > 1 and name.endswith(".weight"):
+                raise ModelError(
+                    f"{path}: {name} is stored as {dtype}, and config.json has no "
+                    "quantization_config that says which values its codes stand for"
+                )
+
+
+def _refuse_contradictions(files: Sequence[Path]) -> None:
+    """Raise ModelError for a weight of two shards: which one counts depends on who reads them."""
+    from safetensors import safe_open
+
+    first: dict[str, Path] = {}
+    for path in files if len(files) > 1 else ():
+        for name in tensor_shapes(path):
+            other = first.setdefault(name, path)
+            if other == path:
+                continue
+            with safe_open(other, framework="pt") as one, safe_open(path, framework="pt") as two:
+                same = one.get_tensor(name).equal(two.get_tensor(name))
+            if not same:
+                raise ModelError(
+                    f"{path.parent}: {name} is in {other.name} and in {path.name}, with different "
+                    "values: which of them counts depends on who reads them"
+                )
 
 
 def _shards(index: Path) -> list[Path]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index} has no weight_map")
-    files = [index.parent / str(name) for name in sorted(set(weight_map.values()))]
+    odd = [file for file in weight_map.values() if not isinstance(file, str) or not file]
+    if odd:
+        raise ModelError(f"{index}: weight_map names files by text; one is {odd[0]!r:.80}")
+    files = [index.parent / name for name in sorted(set(weight_map.values()))]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise ModelError(f"{index} names weight files that are missing: {shorten(missing)}")

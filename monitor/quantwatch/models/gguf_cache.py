@@ -9,6 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from quantwatch.errors import ModelError
+from quantwatch.models.fingerprints import file_sha
 from quantwatch.models.gguf_header import GgufHeader, read_gguf_header
 from quantwatch.models.pretrained import refuse_incomplete
 from quantwatch.models.quiet import explained
@@ -22,7 +24,8 @@ def converted_folder(gguf: Path, content_sha: str, cache_dir: Path) -> Path:
     rename wins and the others use its folder.
 
     Raises:
-        ModelError: the file is corrupt or of an architecture that transformers can't convert.
+        ModelError: the file is corrupt, changes meanwhile, or is of an architecture that
+            transformers can't convert.
         ResourceError: not enough memory or disk.
     """
     import transformers
@@ -36,6 +39,8 @@ def converted_folder(gguf: Path, content_sha: str, cache_dir: Path) -> Path:
         work = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=target.parent))
         try:
             _convert(gguf, header, work)
+            if file_sha(gguf, cache_dir) != content_sha:  # else its folder would hold another's
+                raise ModelError(f"{gguf} changed while it was converted: run it again")
             _publish(work, target)
         finally:
             shutil.rmtree(work, ignore_errors=True)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from quantwatch.domain import Variant
 from quantwatch.models.anatomy import Anatomy
+from quantwatch.models.marks import NO_FILES, Marks
 from quantwatch.models.shapes import device_of
 
 
@@ -28,6 +29,8 @@ class LoadedModel:
     """Computing dtype: of the head's output and of the hidden states."""
     calibrated_on: tuple[Tensor, ...] = ()
     """Token ids, int64 [1, T] each, that its recipe looked at."""
+    files: Marks = NO_FILES
+    """Those that its module computes in."""
 
     @property
     def device(self) -> torch.device:

@@ -122,7 +122,7 @@ def _finish(name: str, opened: Opened, changes: Changes, source: Json) -> Loaded
     )
     context = context_length(module)
     return LoadedModel(
-        module, opened.tokenizer, variant, anatomy, ids, context, dtype, changes.read
+        module, opened.tokenizer, variant, anatomy, ids, context, dtype, changes.read, opened.files
     )
 
 

@@ -13,6 +13,7 @@ from quantwatch.models import factory, fingerprints, hub
 from quantwatch.models.checkpoint import weight_files
 from quantwatch.models.gguf_cache import converted_folder
 from quantwatch.models.gguf_header import GgufHeader, read_gguf_header
+from quantwatch.models.marks import NO_FILES, Marks
 from quantwatch.models.pretrained import (
     Pretrained,
     load_folder,
@@ -24,6 +25,7 @@ from quantwatch.models.quiet import explained
 from quantwatch.models.sources import Source
 from quantwatch.models.streaming.stream import LayerStream
 from quantwatch.models.tokenizers import load_tokenizer
+from quantwatch.telemetry import canonical_sha
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class Opened:
     notes: tuple[str, ...] = ()
     stream: LayerStream | None = None
     """What gives the decoder layers their values, if they are read one at a time."""
+    files: Marks = NO_FILES
+    """Those that the module computes in, so that nobody may write into them."""
 
 
 def open_source(
@@ -108,17 +112,26 @@ def open_module(module: nn.Module, tokenizer: Any | None, resolved: str) -> Open
 
 def _opened(loaded: Pretrained, location: str, config: VariantConfig, cache_dir: Path) -> Opened:
     tokenizer = load_tokenizer(loaded.folder, allow_code=config.allow_code)
+    weights_sha = fingerprints.files_sha(weight_files(loaded.folder), cache_dir)
+    config_sha = fingerprints.folder_config_sha(loaded.folder, allow_code=config.allow_code)
+    loaded.files.require_same()
     return Opened(
         loaded.module,
         tokenizer,
-        weights_sha=fingerprints.files_sha(weight_files(loaded.folder), cache_dir),
-        config_sha=fingerprints.folder_config_sha(loaded.folder, allow_code=config.allow_code),
+        weights_sha=weights_sha,
+        config_sha=config_sha,
         resolved=location if loaded.commit is None else f"{location}@{loaded.commit}",
         dtype=getattr(torch, config.loading_dtype),
         method=loaded.method,
         notes=loaded.notes if tokenizer is not None else (*loaded.notes, "has no tokenizer"),
         stream=loaded.stream,
+        files=_mapped(loaded, config),
     )
+
+
+def _mapped(loaded: Pretrained, config: VariantConfig) -> Marks:
+    """Return the files that a module computes in: a stream and other devices have copies."""
+    return loaded.files if loaded.stream is None and config.device == "cpu" else NO_FILES
 
 
 def _open_gguf(path: Path, config: VariantConfig, cache_dir: Path, streamed: bool) -> Opened:
@@ -127,19 +140,21 @@ def _open_gguf(path: Path, config: VariantConfig, cache_dir: Path, streamed: boo
     folder = converted_folder(path, content_sha, cache_dir)
     loaded = load_folder(folder, config, streamed)
     tokenizer = load_tokenizer(folder)
+    loaded.files.require_same()
     notes = list(loaded.notes) if tokenizer is not None else [*loaded.notes, "has no tokenizer"]
     if header.is_quantized:
         notes.append(f"weights are dequantized from GGUF ({', '.join(header.types)})")
     return Opened(
         loaded.module,
         tokenizer,
-        weights_sha=fingerprints.files_sha([path], cache_dir),
+        weights_sha=canonical_sha([content_sha]),
         config_sha=fingerprints.folder_config_sha(folder, allow_code=False),
         resolved=str(path),
         dtype=getattr(torch, config.loading_dtype),
         gguf=header,
         notes=tuple(notes),
         stream=loaded.stream,
+        files=_mapped(loaded, config),
     )
 
 

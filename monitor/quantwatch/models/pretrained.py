@@ -1,7 +1,8 @@
 """Load a folder or hub repository through transformers, refusing what it would paper over."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,13 @@ from torch import nn
 from quantwatch.config.schema import VariantConfig
 from quantwatch.errors import ModelError
 from quantwatch.models import hub
-from quantwatch.models.checkpoint import check_folder, read_config
+from quantwatch.models.checkpoint import (
+    check_folder,
+    read_config,
+    refuse_bare_codes,
+    weight_files,
+)
+from quantwatch.models.marks import Marks
 from quantwatch.models.quantized import check_quantizer, quantization_of
 from quantwatch.models.quiet import explained, shorten
 from quantwatch.models.sources import Source
@@ -21,6 +28,11 @@ from quantwatch.models.streaming.opening import refuse_unstreamable, streamed_mo
 from quantwatch.models.streaming.skeleton import Skeleton
 from quantwatch.models.streaming.stream import LayerStream
 from quantwatch_kernels.quantize.compressed_tensors import mark_loaded_
+
+_SCALE = re.compile(
+    r"(.+)\.(weight[_.].*(scale|zero|absmax|quant).*|scales?|scale_inv|qzeros|SCB|g_idx)"
+)
+"""What quantizers store beside `X.weight`, by the name of X."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +45,8 @@ class Pretrained:
     """Quantization method of the checkpoint, None for float checkpoints."""
     commit: str | None
     notes: tuple[str, ...]
+    files: Marks
+    """Configuration and weights as they were before they were read."""
     stream: LayerStream | None = None
     """What gives the layers their values, if they are read one at a time."""
 
@@ -59,13 +73,12 @@ def _load(
 ) -> Pretrained:
     from transformers import AutoConfig
 
+    read = _read_files(folder)
+    files = Marks.of(read)
     common: dict[str, Any] = {"revision": commit, "trust_remote_code": config.allow_code}
     with explained(location), _own_code(location):
         settings = AutoConfig.from_pretrained(location, **common)
-    method = quantization_of(settings)
-    if method is not None:
-        check_quantizer(location, method)
-        refuse_recipe(location, method, config)
+    method = _checked_method(location, settings, read, config)
     if streamed:
         refuse_unstreamable(location, folder, settings, method)
     skeletons: list[Skeleton] = []
@@ -81,10 +94,31 @@ def _load(
             **common,
         )
     notes = refuse_incomplete(location, info)
+    _refuse_unscaled(location, () if method else info["unexpected_keys"])
     with explained(location):
         mark_loaded_(module)
     stream = LayerStream(skeletons[0], torch.device(config.device)) if streamed else None
-    return Pretrained(module, folder, method, commit, notes, stream)
+    return Pretrained(module, folder, method, commit, notes, files, stream)
+
+
+def _checked_method(
+    location: str, settings: Any, read: Iterable[Path], config: VariantConfig
+) -> str | None:
+    """Return the quantization method; raises ModelError where it, or having none, is no way."""
+    method = quantization_of(settings)
+    if method is None:
+        refuse_bare_codes(read)
+    else:
+        check_quantizer(location, method)
+        refuse_recipe(location, method, config)
+    return method
+
+
+def _read_files(folder: Path) -> list[Path]:
+    """Return configuration and weights; where some are missing, transformers says so."""
+    with suppress(ModelError):
+        return [folder / "config.json", *weight_files(folder)]
+    return []
 
 
 def _loader(settings: Any, skeletons: list[Skeleton] | None) -> Callable[..., Any]:
@@ -107,6 +141,24 @@ def _own_code(location: str) -> Iterator[None]:
         raise ModelError(
             f"{location} brings its own model code: set allow_code = true to run it"
         ) from error
+
+
+def _refuse_unscaled(location: str, unused: Iterable[str]) -> None:
+    """Refuse weights whose scales are not used: without them they are other weights.
+
+    Raises ModelError. What isn't used as a whole (layers beyond the configuration's) is no matter.
+    """
+    names = set(unused)
+    scales = [
+        name
+        for name in sorted(names)
+        if (found := _SCALE.fullmatch(name)) and f"{found[1]}.weight" not in names
+    ]
+    if scales:
+        raise ModelError(
+            f"{location}: {len(scales)} scales of quantized weights would not be used, since "
+            f"config.json has no quantization_config: {shorten(scales)}"
+        )
 
 
 def refuse_recipe(location: str, method: str, config: VariantConfig) -> None:

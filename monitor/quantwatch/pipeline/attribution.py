@@ -73,12 +73,16 @@ def attribute_shares(models: Reloaded, wish: Wish) -> Attribution:
     """Measure what every part of the candidate costs alone; both models end as they were.
 
     Raises UserError for models on two devices, a candidate in another basis, no prompt within the
-    budget, and what the kernels refuse.
+    budget, and what the kernels refuse; ModelError for weights that were written to meanwhile.
     """
     _require_one_device(models)
     parts, notes = _parts(models, wish.detail)
     prompts = chosen_prompts(models.suite, wish.tokens, wish.seed)
     found = _attribute(models, parts, prompts, wish)
+    _require_unwritten(models)
+    notes += [
+        f"{name} left out: its weights are read, it is never called" for name in found.never_called
+    ]
     if not math.isclose(found.together_kl, found.kl, rel_tol=_VISIBLE, abs_tol=_ROUNDING):
         notes.append(_outside(found.kl, found.together_kl))
     return Attribution(
@@ -114,7 +118,13 @@ def _attribute(
                 _telling(wish),
             )
         except ValueError as error:
+            _require_unwritten(models)  # a model that changes doesn't compute the same twice
             raise UserError(f"{models.config.name}: {error}") from error
+
+
+def _require_unwritten(models: Reloaded) -> None:
+    for model in (models.reference, models.candidate):
+        model.files.require_unwritten()
 
 
 def chosen_prompts(suite: Suite, tokens: int, seed: int) -> list[Prompt]:

@@ -51,6 +51,7 @@ _BY_WORDS: tuple[tuple[str, str, bool], ...] = (
     ("no such repository", "weights_missing", False),
     ("no such revision", "weights_missing", False),
     ("no such file", "weights_missing", False),
+    ("run it again", "model_invalid", True),
 )
 """What our own ModelErrors say, since they are one class."""
 

@@ -321,11 +321,15 @@ def test_bad_input_is_named(decoder: Decoder, calibration: list[Tensor]) -> None
     model = decoder("llama")
     candidate = candidate_of(model)
     run = run_of(model, calibration)
-    stray = Part("stray", nn.Linear(2, 2), nn.Linear(2, 2), "layers", 0)
+    stray = Part("stray", nn.Linear(2, 2), nn.Linear(2, 2), "layers", 0, whole=True)
     with pytest.raises(ValueError, match="stray is never called"):
         attribute(run, candidate, [stray])
     found = attribute(run, candidate, [replace(stray, may_rest=True)])
     assert found.shares[0].kl == 0
+    parts = [replace(stray, whole=False), *parts_of(model, candidate)]
+    found = attribute(run_of(model, calibration), candidate, parts)
+    assert found.never_called == ("stray",)
+    assert [share.part.name for share in found.shares] == [part.name for part in parts[1:]]
     with pytest.raises(ValueError, match="must stand at layer 0; it stands at 2"):
         attribute(run, candidate, parts_of(model, candidate))
     with pytest.raises(ValueError, match="each its own"):

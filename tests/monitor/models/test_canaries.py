@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.monitor.tiny_models import llama
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from quantwatch.config.canary import CanaryConfig
 from quantwatch.domain import Scope
@@ -219,6 +220,38 @@ def test_what_can_not_be_planted(change: Callable[[Any], None], size: float, sai
     ):
         pass
     assert objects(module) == ids
+
+
+@pytest.mark.parametrize("family", ["mamba", "lfm2"])
+@pytest.mark.parametrize("fault", ["channel", "scale", "layer"])
+def test_convolutions_over_tokens_carry_it(family: str, fault: str) -> None:
+    """Catches a model of which no layer could ever be planted in: its convolution has 3 axes."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2}
+    if family == "lfm2":
+        sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
+        sizes |= {"layer_types": ["conv", "full_attention"]}
+    config = AutoConfig.for_model(family, bos_token_id=0, eos_token_id=1, **sizes)
+    module: Any = AutoModelForCausalLM.from_config(config).eval()
+    anatomy = resolve(module)
+    convolution = next(
+        scope
+        for scope, path in anatomy.linears.items()
+        if isinstance(module.get_submodule(path), nn.Conv1d)
+    )
+    path = anatomy.linears[convolution]
+    before, plain = state(module), logits(module)
+    place = Scope("layers.0") if fault == "layer" else convolution
+    with planted(module, anatomy, Plant(fault, 0.25, place, draw=37)) as channel:
+        weight = module.get_submodule(path).weight.detach()
+        old = torch.frombuffer(bytearray(before[f"{path}.weight"]), dtype=torch.float32)
+        grown = weight / old.view(weight.shape)
+        rows = range(len(weight)) if channel is None else [channel]
+        changed = [n for n, row in enumerate(grown) if not torch.equal(row, torch.ones_like(row))]
+        assert changed == [*rows]
+        torch.testing.assert_close(grown[[*rows]], torch.full_like(grown[[*rows]], 1.25))
+        assert not torch.equal(logits(module), plain)
+    assert state(module) == before
 
 
 def test_nowhere_to_plant() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from quantwatch.config.schema import VariantConfig
 from quantwatch.errors import ModelError
-from quantwatch.models import gguf_cache
+from quantwatch.models import fingerprints, gguf_cache
 from quantwatch.models.estimate import estimate_bytes
 from quantwatch.models.gguf_header import read_gguf_header
 
@@ -93,15 +93,14 @@ def test_racing_conversions_agree(
 ) -> None:
     """Catches an error, or a mixed folder, when another process finishes first."""
     path, cache = make_gguf(), tmp_path / "cache"
+    sha = fingerprints.file_sha(path, cache)
 
     def convert(_: Path, header: Any, work: Path) -> None:
         (work / "complete").write_text(work.name)
 
     monkeypatch.setattr(gguf_cache, "_convert", convert)
     with ThreadPoolExecutor(8) as pool:
-        folders = list(
-            pool.map(lambda _: gguf_cache.converted_folder(path, "sha", cache), range(16))
-        )
+        folders = list(pool.map(lambda _: gguf_cache.converted_folder(path, sha, cache), range(16)))
     assert len(set(folders)) == 1
     assert [entry.name for entry in (cache / "gguf").iterdir()] == [folders[0].name]
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.monitor.tiny_models import SIZES, save_word_model, word_tokenizer
-from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+from tests.monitor.tiny_models import SIZES, byte_tokenizer, save_word_model, word_tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from quantwatch.config.load import parse
 from quantwatch.config.recipes import RecipeConfig
@@ -369,6 +369,39 @@ def mixture(folder: Path) -> None:
 
 
 _TEXTS = {"suite": {"files": ["prompts.json"]}, "limit": 4}
+
+
+_OF_32 = {"vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 2}
+_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
+_EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1}
+STATEFUL: dict[str, dict[str, Any]] = {
+    "mamba": _OF_32 | {"state_size": 8},
+    "lfm2": _OF_32 | _HEADS | {"layer_types": ["conv", "full_attention"]},
+    "jamba": _OF_32 | _HEADS | _EXPERTS
+    | {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
+    "qwen3_next": _OF_32 | _HEADS | _EXPERTS
+    | {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "head_dim": 8}
+    | {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8}
+    | {"linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", STATEFUL)
+def test_layers_whose_weights_are_read_and_never_called(family: str, folder: Path) -> None:
+    """Catches a convolution that its block reads alone, which took all other shares with it."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, bos_token_id=0, eos_token_id=1, **STATEFUL[family])
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / family)
+    byte_tokenizer().save_pretrained(folder / family)
+    candidate = {"name": "it", "model": family, "recipe": INT6}
+    run = measure(folder, candidate, reference={"model": family})
+    found = attribute_shares(reloaded(run, folder), Wish(tokens=60, detail="linear"))
+    left_out = {note.partition(" ")[0] for note in found.notes if "never called" in note}
+    assert any("conv" in scope for scope in left_out)
+    assert not left_out & {part.scope for part in found.parts}
+    assert found.together_kl == pytest.approx(found.kl, rel=1e-6)
+    assert sum(part.kl for part in found.parts if part.kind == "linear") > 0
 
 
 @pytest.mark.slow

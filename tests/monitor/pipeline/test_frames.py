@@ -4,9 +4,10 @@ import io
 import os
 import pickle
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from quantwatch.config.schema import CheckConfig
 from quantwatch.domain import MODEL, Observation, TokenMatrix
 from quantwatch.errors import ModelError, WorkersLostError
 from quantwatch.pipeline import RunRequest
-from quantwatch.pipeline.executors import frames
+from quantwatch.pipeline.executors import frames, local
+from quantwatch.pipeline.executors.job import Failed
 
 
 class Called:
@@ -97,3 +99,71 @@ def test_a_name_leads_nowhere_else() -> None:
     imported = b"\x80\x04cquantwatch.pipeline.executors.local\nsubprocess\n."
     with pytest.raises(ValueError, match="subprocess is no value"):
         frames.unpacked(imported)
+
+
+_WHOLE = frames.packed(VALUES["check"])
+BROKEN: dict[str, bytes] = {
+    "nothing": b"",
+    "half": _WHOLE[: len(_WHOLE) // 2],
+    "no pickle": b"Traceback (most recent call last):\n",
+    "a module that is gone": _WHOLE.replace(b"quantwatch.pipeline", b"quantwatch.pipelins"),
+    "a class that is gone": _WHOLE.replace(b"RunRequest", b"RunRequesu"),
+    "a constructor that wants more": pickle.dumps(Called(WorkersLostError)),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_cannot_be_read_is_one_kind_of_error(name: str) -> None:
+    """Catches a thread that ends by an error nobody foresaw: the run waits for it for ever."""
+    with pytest.raises(ValueError, match="no value"):
+        frames.unpacked(BROKEN[name])
+
+
+def _frame(data: bytes) -> bytes:
+    return len(data).to_bytes(8, "big") + data
+
+
+def _sends(data: bytes) -> tuple[str, ...]:
+    """A process that sends bytes in place of what a worker measured."""
+    code = f"import os, sys; os.write(int(sys.argv[2]), {data!r}); sys.stdin.buffer.read()"
+    return sys.executable, "-c", code
+
+
+SENT = {name: _frame(data) for name, data in BROKEN.items()} | {"a length": b"\xff" * 8}
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_a_worker_that_sends_what_cannot_be_read_ends_the_run(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "COMMAND", _sends(SENT[name]))
+    crew = local.LocalCrew(cast(Any, {}), 1)
+    try:
+        event = crew.wait(20)
+        assert isinstance(event, Failed)
+        assert isinstance(event.error, ValueError)
+    finally:
+        crew.close()
+
+
+@pytest.mark.parametrize("name", ["half", "a class that is gone", "a length"])
+def test_a_worker_that_cannot_read_its_job_ends(name: str) -> None:
+    """Catches one that waits for a job that came: another release was installed meanwhile."""
+    inlet, outlet = os.pipe()
+    try:
+        command = (*local.COMMAND, "0", str(outlet))
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=(outlet,)
+        ) as worker:
+            assert worker.stdin is not None
+            assert worker.stderr is not None
+            worker.stdin.write(SENT[name])
+            worker.stdin.flush()
+            try:
+                assert worker.wait(120) == 1
+            finally:
+                worker.kill()
+            assert b"ValueError" in worker.stderr.read()
+    finally:
+        os.close(inlet)
+        os.close(outlet)

@@ -14,7 +14,7 @@ import pytest
 from quantwatch.config.schema import CheckConfig
 from quantwatch.errors import ConfigError
 from quantwatch.pipeline import RunRequest
-from quantwatch.pipeline.executors import rays, sharding
+from quantwatch.pipeline.executors import ray_cluster, rays, sharding
 from quantwatch.pipeline.executors.job import Event, Opened
 from quantwatch.pipeline.measure import measure_check
 
@@ -27,11 +27,14 @@ class Quiet:
         pass
 
 
+_INT8 = {"name": "int8", "model": "tiny", "recipe": "int8-channel"}
+
+
 def _request(folder: Path, **settings: Any) -> RunRequest:
     check = CheckConfig.model_validate(
         {
             "reference": {"model": "tiny"},
-            "candidates": [{"name": "int8", "model": "tiny", "recipe": "int8-channel"}],
+            "candidates": [_INT8],
             "suite": {"files": ["prompts.json"]},
             "isolated_fraction": 0.3,
             "batch_tokens": 40,
@@ -115,20 +118,67 @@ def test_without_ray_the_extra_is_named(folder: Path, monkeypatch: pytest.Monkey
         pass
 
 
+def _refused(folder: Path, words: str, **settings: Any) -> None:
+    """The reference does not exist: a model that is looked for first ends in another error."""
+    nowhere = _request(folder, executor="ray", reference={"model": "nowhere"}, **settings)
+    with pytest.raises(ConfigError, match=words), measure_check(nowhere, Quiet()):
+        pass
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}", "[::1]:{}"])
-def test_an_address_where_nobody_listens_is_refused_at_once(address: str) -> None:
+def test_an_address_where_nobody_listens_is_refused_at_once(folder: Path, address: str) -> None:
     """Catches a run that waits for a cluster that isn't there: Ray itself does, for very long."""
     with socket.socket() as bound:  # and doesn't listen
         bound.bind(("127.0.0.1", 0))
         wanted = address.format(bound.getsockname()[1])
-        with pytest.raises(ConfigError, match="nobody listens there"):
-            rays.require_listener(wanted)
+        _refused(folder, "nobody listens", ray_address=wanted)
+
+
+def _none(place: Path, port: int) -> str:
+    return "Could not find any running Ray instance"
+
+
+def _variable(place: Path, port: int) -> str:
+    os.environ["RAY_ADDRESS"] = f"127.0.0.1:{port}"
+    return f"'auto': nobody listens at 127.0.0.1:{port}"
+
+
+def _left_behind(place: Path, port: int) -> str:
+    """A cluster that was killed with its machine leaves its address where Ray looks for one."""
+    (place / "ray").mkdir()
+    (place / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{port}")
+    return f"'auto': nobody listens at 127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize("state", [_none, _variable, _left_behind])
+def test_auto_without_a_cluster_is_refused_before_models_are_loaded(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Any
+) -> None:
+    """Catches a night that loads its models and hears only then that there is no cluster."""
+    from ray._private import services
+
+    monkeypatch.setattr(services, "find_gcs_addresses", set)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setenv("RAY_ADDRESS", "")
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        words = state(tmp_path, bound.getsockname()[1])
+        _refused(folder, words, ray_address="auto")
+
+
+@pytest.mark.parametrize("address", ["a cluster", "127.0.0.1", "127.0.0.1:port", "gopher://a:1"])
+def test_what_is_no_address_is_refused_before_models_are_loaded(folder: Path, address: str) -> None:
+    _refused(
+        folder,
+        "ray_address .*: (no cluster can be joined|nobody listens) there",
+        ray_address=address,
+    )
 
 
 def test_an_address_where_somebody_listens_is_tried() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        rays.require_listener(f"127.0.0.1:{server.getsockname()[1]}")
-    rays.require_listener("auto")
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        ray_cluster.require_listener(address, address)
 
 
 class _Cluster:
@@ -136,10 +186,16 @@ class _Cluster:
 
     def __init__(self, **resources: float) -> None:
         self._resources = resources
-        self.killed: list[object] = []
+        self.joined: list[str | None] = []
 
     def is_initialized(self) -> bool:
-        return True
+        return bool(self.joined and self.joined[-1])
+
+    def init(self, address: str, **_: Any) -> None:
+        self.joined.append(address)
+
+    def shutdown(self) -> None:
+        self.joined.append(None)
 
     def cluster_resources(self) -> dict[str, float]:
         return self._resources
@@ -160,8 +216,13 @@ def test_a_cluster_without_room_says_so(
     words: str,
 ) -> None:
     """Catches actors that are never placed: the run would wait for them until its deadline."""
-    monkeypatch.setattr(rays, "require_ray", lambda _: _Cluster(**resources))
+    cluster = _Cluster(**resources)
+    monkeypatch.setattr(rays, "require_ray", lambda _: cluster)
+    settings: dict[str, Any] = {"threads": 2, "shards": 2, "ray_address": "ray://127.0.0.1"}
+    _refused(folder, words, candidates=[{**_INT8, "device": device}], **settings)
+    assert cluster.joined == ["ray://127.0.0.1", None]
     request = _request(folder, executor="ray", reference={"model": "tiny", "device": device})
     job: Any = type("Job", (), {"request": request})()
     with pytest.raises(ConfigError, match=words):
         rays.RayCrew(job, sharding.Sharding("ray", 2, 2, "auto"), 9)
+    assert cluster.joined[2:] == ["auto", None]

@@ -211,6 +211,7 @@ def _cached(document: Document) -> Document:
         document["usage"]["prompt_tokens_details"] = {"cached_tokens": 4}
     else:
         document["meta_info"]["cached_tokens"] = 4
+        document["meta_info"]["input_token_logprobs"][2][0] = 0.0  # whatever was in the buffer
     return document
 
 
@@ -363,6 +364,101 @@ def test_openai_ids_may_be_told_as_texts(opened: Open, server: FrontEnd) -> None
     server.texts = tuple(f"token_id:{i}" for i in range(NUM_WORDS))
     positions = opened("openai").ask(PROMPT)
     assert all(isinstance(one, Position) and -1 not in one.ids for one in positions)
+
+
+# -- answers that no distribution gives ----------------------------------------------------------
+
+
+Logprobs = Callable[[float], float]
+
+
+def _every(change: Logprobs) -> Callable[[Document], Document]:
+    """Change every log-probability of an answer in any protocol."""
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, list):
+            return [walk(each) for each in value]
+        if isinstance(value, dict):
+            return {name: walk(each) for name, each in value.items()}
+        return change(value) if isinstance(value, float) and value <= 0 else value
+
+    return walk
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize(
+    "change",
+    [lambda v: v - 30.0, lambda v: v / math.log(2) - 1e-9, lambda v: 3 * v, lambda _: -9999.0],
+    ids=["logits", "base 2", "colder", "nothing at all"],
+)
+def test_values_that_leave_too_little_are_missing(
+    api: str, change: Logprobs, opened: Open, server: FrontEnd
+) -> None:
+    """Catches plain logits and another base: numbers ≤ 0 that look like log-probabilities.
+
+    The model is sharp, so the rest has hardly anything: what is told has to make up for 1.
+    """
+    log_q = server.logprobs(list(IDS))
+    flat = {at for at, row in enumerate(log_q[:-1]) if change(float(row.max())) > -0.2}
+    server.fault = always(_every(change))
+    found = reasons(opened(api).ask(PROMPT))
+    assert len(flat) <= 1
+    assert all("less than 1" in why for at, why in enumerate(found) if at not in flat)
+
+
+def _later(document: Document) -> Document:
+    """Tables one position behind the tokens, as when chunks of a prefill are joined wrongly."""
+    if "meta_info" in document:
+        tops = document["meta_info"]["input_top_logprobs"]
+    else:
+        tops = document["choices"][0]["logprobs"]["top_logprobs"]
+    tops[3:] = tops[2:-1]
+    return document
+
+
+@pytest.mark.parametrize("api", ["sglang", "openai"])
+@pytest.mark.parametrize("start", [0, 4])
+def test_tables_of_other_positions_are_refused(
+    api: str, start: int, opened: Open, server: FrontEnd
+) -> None:
+    """Catches numbers of the right prompt at the wrong place: each alone is plausible."""
+    server.fault = always(_later)
+    with pytest.raises(UnusableServerError, match=r"not of one position: of token \d+ at position"):
+        opened(api).ask(replace(PROMPT, score_start=start))
+
+
+@pytest.mark.parametrize("api", ["vllm", "sglang", "openai"])
+def test_a_servers_own_sampler_is_switched_off(api: str, opened: Open, server: FrontEnd) -> None:
+    """Catches log-probabilities of what the model's generation_config.json makes of logits."""
+    opened(api).ask(PROMPT)
+    body = server.asked(PATHS[api])[0]
+    asked = body.get("sampling_params", body)
+    known = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    if api != "openai":  # which refuses what it doesn't know
+        known |= {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert {name: asked.get(name) for name in known} == known
+
+
+def test_a_router_is_told_which_model(opened: Open, server: FrontEnd) -> None:
+    """Several models behind one llama.cpp: the request names its own."""
+    opened("llamacpp").ask(PROMPT)
+    assert {body["model"] for body in server.asked("/completion")} == {"tiny-int8"}
+
+
+@pytest.mark.parametrize("api", ["vllm", "sglang"])
+def test_ids_as_texts_are_no_ids(api: str, opened: Open, server: FrontEnd) -> None:
+    def change(document: Document) -> Document:
+        if "meta_info" in document:
+            for entry in document["meta_info"]["input_token_logprobs"]:
+                entry[1] = str(entry[1])
+        else:
+            choice = document["choices"][0]
+            choice["prompt_token_ids"] = list(map(str, choice["prompt_token_ids"]))
+        return document
+
+    server.fault = always(change)
+    with pytest.raises(UnusableServerError, match="at position 0 it has '5', not 5"):
+        opened(api).ask(PROMPT)
 
 
 # -- answers that fail, and are asked for again --------------------------------------------------
@@ -739,6 +835,37 @@ def test_one_of_several_models_must_be_named(opened: Open, server: FrontEnd) -> 
     with pytest.raises(UnusableServerError, match="set model to one of 'tiny-int8', 'tiny-int4'"):
         opened()
     assert opened(model="tiny-int8").variant.source["model"] == "tiny-int8"
+
+
+@pytest.mark.parametrize("name", ["tiny\ud800", "tiny\0", "\x1b[2J", "t" * 1001])
+def test_a_name_that_cannot_be_shown_is_refused(name: str, opened: Open, server: FrontEnd) -> None:
+    """Catches an encoding error in the middle of a night, and a transaction that a NUL ends."""
+    server.name = name
+    with pytest.raises(UnusableServerError, match="a name is at most 1000 characters"):
+        opened()
+
+
+def test_a_name_that_is_a_number_is_a_name(opened: Open, server: FrontEnd) -> None:
+    """Catches an error of our own for an id without quotes."""
+    server.name = 7  # type: ignore[assignment]
+    assert opened().variant.source["model"] == "7"
+
+
+@pytest.mark.parametrize("version", ["1\ud800", "1\0", "1\x1b[2J", "1" * 300_000])
+def test_what_a_server_says_of_itself_can_be_stored(
+    version: str, opened: Open, server: FrontEnd
+) -> None:
+    """Catches words that no database takes, a terminal obeys, or a page can't hold."""
+    server.version = version
+    said = opened().variant.source["said"]["version"]
+    assert said.startswith("1")
+    assert said.isprintable()
+    assert len(said) <= 1000
+    server.fault = lambda *_: Reply(400, version.encode("utf-8", "replace"))
+    with pytest.raises(UnusableServerError) as raised:
+        opened()
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 400
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"data": {}}', b"[]", b'{"data": [3, null]}'])

@@ -7,6 +7,11 @@ position that can't be trusted is `missing`, with a reason; it never becomes a n
 vLLM can't write −∞ into JSON and says −9999 instead. With prefix caching, positions that came from
 the cache were zeros or an earlier request's values in some of its versions (#42019): fewer than k
 different ids, or probabilities that add to more than 1, are found here.
+
+Two laws hold for the k likeliest of any distribution over V ids: whatever isn't told is at most as
+likely as the k-th, so Σ q + (V − k)·q_k ≥ 1; and the token that came is among them with the value
+that is told of it apart, or behind them all. Logits, logarithms of another base and a sampler's
+choice of ids break the first, tables of other positions the second.
 """
 
 import math
@@ -14,12 +19,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quantwatch.models.served.trouble import UnusableServerError
+
 UNKNOWN = -1
 """An entry whose token can't be told: its probability belongs to the rest."""
 _ROUNDING = 1e-6
 """How far above 0 rounding alone takes a log-probability."""
 _MOST_MASS = 1e-3
-"""How far above 1 rounding (of 16-bit logits, at worst) takes the sum of the probabilities."""
+"""How far from 1 rounding (of 16-bit logits, at worst) takes the sum of the probabilities."""
+_SAME = 1e-3
+"""How far apart two texts of one log-probability are that was rounded in each."""
 _NO_INFINITY = -9999.0
 _MOST_ID = 2**31
 
@@ -70,6 +79,8 @@ class Question:
     top_k: int
     texts: Sequence[str] = ()
     """Text of every token id, for servers that tell texts and no ids."""
+    most_ids: int | None = None
+    """How many ids the server's vocabulary has at most."""
 
     @property
     def targets(self) -> range:
@@ -78,7 +89,12 @@ class Question:
 
 
 def position(
-    entries: Iterable[tuple[Any, Any]], top_k: int, target: float | str | None, hidden: int = 0
+    entries: Iterable[tuple[Any, Any]],
+    top_k: int,
+    target: float | str | None,
+    *,
+    hidden: int = 0,
+    most_ids: int | None = None,
 ) -> Position | str:
     """Return a position from its entries (id, log-probability) in any order, or why it is missing.
 
@@ -93,9 +109,42 @@ def position(
         return f"{len(pairs)} of {top_k} log-probabilities"
     if math.fsum(math.exp(value) for _, value in _likeliest(pairs, top_k)) > 1 + _MOST_MASS:
         return "probabilities that add to more than 1"
+    if most_ids is not None and not hidden and _most(pairs, top_k, most_ids) < 1 - _MOST_MASS:
+        return f"no {top_k} likeliest of a distribution: less than 1 whatever the others have"
     kept = _likeliest([*pairs, *_at_most(pairs, hidden)], top_k)
     ids, logprobs = zip(*kept, strict=True)
     return Position(ids, logprobs, target)
+
+
+def require_one_row(found: Sequence[Position | str], ids: Sequence[int]) -> None:
+    """Raise UnusableServerError where a table and the token's own value are of two positions.
+
+    `found` are those of a prompt's second token on, scored or not: one wrong table by itself may
+    fit by chance. A table with ids that can't be told, which may be the target's, decides nothing.
+    """
+    for at, (one, token) in enumerate(zip(found, ids[1:], strict=True), 1):
+        if isinstance(one, str) or one.target is None or _is_one_row(one, token):
+            continue
+        table = dict(zip(one.ids, one.logprobs, strict=True)).get(token)
+        told = f"below {one.logprobs[-1]:.4g}" if table is None else f"{table:.4g}"
+        raise UnusableServerError(
+            f"the server's table and the token that it scored are not of one position: of token "
+            f"{token} at position {at} it says {one.target:.4g}, its table {told}"
+        )
+
+
+def _is_one_row(one: Position, token: int) -> bool:
+    assert one.target is not None
+    known = dict(zip(one.ids, one.logprobs, strict=True))
+    if token in known:  # both may be −∞
+        return one.target == known[token] or abs(one.target - known[token]) <= _SAME
+    return UNKNOWN in known or one.target <= one.logprobs[-1] + _SAME
+
+
+def _most(pairs: list[tuple[int, float]], top_k: int, most_ids: int) -> float:
+    """Return the most that all ids have together: none that isn't told beats the k-th."""
+    told = [math.exp(value) for _, value in _likeliest(pairs, top_k)]
+    return math.fsum(told) + max(0, most_ids - top_k) * told[-1]
 
 
 def _likeliest(pairs: list[tuple[int, float]], count: int) -> list[tuple[int, float]]:

@@ -8,9 +8,20 @@ from typing import Any, Protocol
 from quantwatch.models.served.answers import Answer, Question, Stamp
 from quantwatch.models.served.freshness import Freshness
 from quantwatch.models.served.http import JsonClient
-from quantwatch.models.served.trouble import UnusableServerError
+from quantwatch.models.served.trouble import UnusableServerError, readable
 
 _MOST_DIGITS = 12
+_MOST_TEXT = 1000
+PLAIN_OPENAI: Mapping[str, float] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+PLAIN: Mapping[str, float] = {**PLAIN_OPENAI, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""No sampler at all: what a request leaves out, servers take from the model's own
+`generation_config.json`, and some of their versions apply it to log-probabilities as well.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +69,13 @@ def choose_model(client: JsonClient, wanted: str | None) -> dict[str, Any]:
         raise UnusableServerError(
             f"{client.base.host} has no model {wanted!r}; it has {_few(names)}"
         )
-    return next(r for r in records if r.get("id") == (wanted or names[0]))
+    chosen = wanted or names[0]
+    if readable(chosen, _MOST_TEXT) != chosen:
+        raise UnusableServerError(
+            f"{client.base.host} calls its model {chosen[:80]!a}: a name is at most {_MOST_TEXT} "
+            "characters that can be shown"
+        )
+    return next(r for r in records if str(r.get("id")) == chosen)
 
 
 def plain_facts(record: Mapping[str, Any], *names: str) -> dict[str, str | int | float | bool]:
@@ -66,7 +83,8 @@ def plain_facts(record: Mapping[str, Any], *names: str) -> dict[str, str | int |
     found: dict[str, str | int | float | bool] = {}
     for name in names:
         value = record.get(name)
-        plain = value if isinstance(value, str | bool) else number(value)
+        text = readable(value, _MOST_TEXT) if isinstance(value, str) else None
+        plain = value if isinstance(value, bool) else number(value) if text is None else text
         if plain is not None:
             found[name] = plain
     return found
@@ -142,8 +160,8 @@ def same_tokens(said: Any, sent: tuple[int, ...]) -> None:
     pairs = enumerate(zip(said, sent, strict=False))
     at = next((i for i, (a, b) in pairs if a != b), min(len(said), len(sent)))
     if at < max(len(said), len(sent)):
-        ours = sent[at] if at < len(sent) else "nothing"
-        theirs = said[at] if at < len(said) else "nothing"
+        ours = repr(sent[at]) if at < len(sent) else "nothing"
+        theirs = repr(said[at]) if at < len(said) else "nothing"
         raise UnusableServerError(
             f"the server scored other tokens than it was sent: at position {at} it has {theirs}, "
             f"not {ours} (another tokenizer, or a BOS put in front?)"

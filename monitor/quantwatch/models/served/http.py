@@ -16,6 +16,7 @@ from quantwatch.models.served.trouble import (
     NoAnswerError,
     StaleAnswerError,
     UnusableServerError,
+    readable,
 )
 from quantwatch.network.exchange import FAILURES, Limits, Message, Wire, error_code, retry_after
 from quantwatch.network.sockets import Journey, RefusedAddressError
@@ -119,7 +120,7 @@ class JsonClient:
         """
         if 200 <= status < 300:
             return None
-        said = scrub(" ".join(data.decode("utf-8", "replace").split()))[:_SHOWN]
+        said = readable(scrub(" ".join(data.decode("utf-8", "replace").split())), _SHOWN)
         if status in _BUSY or status >= 500:
             return f"HTTP {status}"
         if 300 <= status < 400:

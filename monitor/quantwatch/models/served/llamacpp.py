@@ -68,6 +68,7 @@ def _ask_one(
     client: JsonClient, question: Question, at: int, freshness: Freshness
 ) -> tuple[Position | str, Stamp]:
     body = {
+        "model": question.model,  # of a router with several
         "prompt": list(question.ids[:at]),
         "n_predict": 1,
         "n_probs": question.top_k,
@@ -103,7 +104,7 @@ def _read(record: dict[str, Any], question: Question, at: int) -> Position | str
     if not isinstance(tops, list):
         return "no list of log-probabilities"
     entries = [(table(each).get("id"), table(each).get("logprob")) for each in tops]
-    found = position(entries, question.top_k, None)
+    found = position(entries, question.top_k, None, most_ids=question.most_ids)
     if isinstance(found, str):
         return found
     known = dict(zip(found.ids, found.logprobs, strict=True))

@@ -27,6 +27,8 @@ class Terms:
     """What its head computes in, as its operator says: decides what is a tie."""
     texts: Sequence[str]
     """Text of every token id of the reference."""
+    most_ids: int | None = None
+    """How many ids its vocabulary has at most."""
 
 
 class ServedModel:
@@ -107,7 +109,12 @@ class ServedModel:
     def _answer(self, prompt: Prompt) -> Answer:
         terms = self.terms
         question = Question(
-            self._said.model, prompt.token_ids, prompt.score_start, terms.top_k, terms.texts
+            self._said.model,
+            prompt.token_ids,
+            prompt.score_start,
+            terms.top_k,
+            terms.texts,
+            terms.most_ids,
         )
         if not question.targets:
             return Answer(())

@@ -20,8 +20,10 @@ from quantwatch.models.served.answers import (
     Question,
     log_probability,
     position,
+    require_one_row,
 )
 from quantwatch.models.served.dialect import (
+    PLAIN_OPENAI,
     Said,
     ask_once,
     choose_model,
@@ -67,7 +69,7 @@ class Openai:
             "echo": True,
             "logprobs": question.top_k,
             "max_tokens": 1,
-            "temperature": 1.0,
+            **PLAIN_OPENAI,
         }
 
         def read(document: Any) -> Answer:
@@ -100,12 +102,17 @@ def _read(
         same_count(len(tokens) - 1, len(question.ids))  # the generated one is the last
     _same_texts(tokens, question)
     _same_ids(tokens, question, by_text)
-    found = [_position(targets[at], tops[at], question.top_k, by_text) for at in question.targets]
+    every = range(1, len(question.ids))
+    found = [_position(targets[at], tops[at], question, by_text) for at in every]
+    require_one_row(found, question.ids)
+    found = found[question.first :]
     _require_ids(found)
     return tuple(found)
 
 
-def _position(target: Any, top: Any, top_k: int, by_text: Mapping[str, int]) -> Position | str:
+def _position(
+    target: Any, top: Any, question: Question, by_text: Mapping[str, int]
+) -> Position | str:
     if target is None or top is None:
         return "null"
     if not isinstance(top, dict):
@@ -113,7 +120,8 @@ def _position(target: Any, top: Any, top_k: int, by_text: Mapping[str, int]) -> 
     # The token that came is told as well where it is beyond the k.
     entries = [(_id(text, by_text), value) for text, value in top.items()]
     known = log_probability(target)
-    return position(entries, top_k, known, _hidden(entries, top_k, known))
+    hidden = _hidden(entries, question.top_k, known)
+    return position(entries, question.top_k, known, hidden=hidden, most_ids=question.most_ids)
 
 
 def _hidden(entries: list[tuple[int, Any]], top_k: int, target: float | str) -> int:

@@ -30,6 +30,8 @@ DIALECTS: Mapping[str, Callable[[], Dialect]] = {
     "openai": Openai,
 }
 EXECUTION = "served"
+_WIDER = 2
+"""How much wider a vocabulary may be than the reference's where the server doesn't say."""
 NOT_MEASURABLE = "not measurable: served"
 
 
@@ -70,7 +72,8 @@ def open_served(
         raise UnusableServerError(f"{served.base.host} can't be reached: {error}") from error
     _check(said, reference, suite)
     variant = _variant(name, config, said, dialect)
-    terms = Terms(served.top_k, getattr(torch, config.loading_dtype), suite.vocabulary)
+    dtype, most_ids = getattr(torch, config.loading_dtype), _most_ids(said, reference)
+    terms = Terms(served.top_k, dtype, suite.vocabulary, most_ids)
     return ServedModel(variant, said, dialect, client, terms)
 
 
@@ -89,6 +92,13 @@ def _check(said: Said, reference: LoadedModel, suite: Suite) -> None:
             f"its context of {said.context} tokens is too short for prompt {longest.index} "
             f"({length} tokens, and one that it generates)"
         )
+
+
+def _most_ids(said: Said, reference: LoadedModel) -> int | None:
+    """Return how many ids the server has at most; one that doesn't say may have added some."""
+    if said.num_tokens is not None or reference.num_tokens is None:
+        return said.num_tokens
+    return _WIDER * reference.num_tokens
 
 
 def _variant(name: str, config: VariantConfig, said: Said, dialect: Dialect) -> Variant:

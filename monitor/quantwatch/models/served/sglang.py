@@ -15,8 +15,10 @@ from quantwatch.models.served.answers import (
     Stamp,
     log_probability,
     position,
+    require_one_row,
 )
 from quantwatch.models.served.dialect import (
+    PLAIN,
     Said,
     ask_once,
     choose_model,
@@ -37,6 +39,7 @@ _OF_SERVER = (
     *("version", "dtype", "quantization", "kv_cache_dtype", "attention_backend"),
     *("tp_size", "context_length"),
 )
+_STALE = "read from the server's prefix cache (stale)"
 
 
 class Sglang:
@@ -57,7 +60,7 @@ class Sglang:
         """Return a prompt's positions from one request."""
         body = {
             "input_ids": list(question.ids),
-            "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
+            "sampling_params": {"max_new_tokens": 1, **PLAIN},
             "return_logprob": True,
             "logprob_start_len": 0,
             "top_logprobs_num": question.top_k,
@@ -83,22 +86,24 @@ def _read(document: Any, question: Question) -> Answer:
     if len(tops) != len(tokens):
         raise GarbledAnswerError(f"{len(tops)} input_top_logprobs for {len(tokens)} tokens")
     cached = count(meta.get("cached_tokens")) or 0
-    found = [_position(tokens[at], tops[at], question.top_k) for at in question.targets]
-    stale = "read from the server's prefix cache (stale)"
-    positions = (
-        stale if at <= cached else one for at, one in zip(question.targets, found, strict=True)
-    )
+    found = [
+        _STALE if at <= cached else _position(tokens[at], tops[at], question)
+        for at in range(1, len(question.ids))
+    ]
+    require_one_row(found, question.ids)
     stamp = Stamp(fingerprint=text(meta.get("weight_version")), request=text(meta.get("id")))
-    return Answer(tuple(positions), stamp)
+    return Answer(tuple(found[question.first :]), stamp)
 
 
-def _position(token: Any, top: Any, top_k: int) -> Position | str:
+def _position(token: Any, top: Any, question: Question) -> Position | str:
     target = _pair(token)[1]
     if target is None or top is None:
         return "null"
     if not isinstance(top, list):
         return "no list of log-probabilities"
-    return position([_pair(entry) for entry in top], top_k, log_probability(target))
+    entries = [_pair(entry) for entry in top]
+    value = log_probability(target)
+    return position(entries, question.top_k, value, most_ids=question.most_ids)
 
 
 def _pair(entry: Any) -> tuple[Any, Any]:

@@ -17,3 +17,12 @@ class StaleAnswerError(Exception):
 
 class GarbledAnswerError(Exception):
     """An answer that is cut off, no JSON, or without what was asked for."""
+
+
+def readable(told: str, most: int) -> str:
+    """Return what a stranger says in at most so many characters that can be stored and shown.
+
+    A NUL ends a transaction of PostgreSQL, half a surrogate pair has no bytes, an escape sequence
+    is obeyed by a terminal.
+    """
+    return "".join(char if char.isprintable() else "\ufffd" for char in told[:most])

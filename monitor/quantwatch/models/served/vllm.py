@@ -18,6 +18,7 @@ from quantwatch.models.served.answers import (
     position,
 )
 from quantwatch.models.served.dialect import (
+    PLAIN,
     Said,
     ask_once,
     choose_model,
@@ -57,7 +58,7 @@ class Vllm:
                 "prompt": list(question.ids),
                 "prompt_logprobs": question.top_k,
                 "max_tokens": 1,
-                "temperature": 1.0,
+                **PLAIN,
                 "add_special_tokens": False,
                 "return_token_ids": True,
                 "cache_salt": secrets.token_hex(16),
@@ -92,7 +93,7 @@ def _position(said: Any, at: int, question: Question, cached: int) -> Position |
     entries = [(_id(key), table(value).get("logprob")) for key, value in said.items()]
     target = dict(entries).get(question.ids[at])
     read = log_probability(target) if target is not None else None
-    found = position(entries, question.top_k, read)
+    found = position(entries, question.top_k, read, most_ids=question.most_ids)
     if not isinstance(found, str) and target is None:
         raise UnusableServerError(
             f"the server scored another token than it was sent: {question.ids[at]} at position "

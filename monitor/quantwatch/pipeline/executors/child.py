@@ -52,8 +52,8 @@ def _listen(inbox: "queue.SimpleQueue[Any]") -> None:
             inbox.put(frames.receive(sys.stdin.buffer))
     except (EOFError, OSError):
         os._exit(ORPHANED)
-    except ValueError as error:  # nothing that can be worked on
-        sys.stderr.write(f"{error}\n")
+    except (ValueError, MemoryError) as error:  # nothing that can be worked on
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
         sys.stderr.flush()
         os._exit(1)
 

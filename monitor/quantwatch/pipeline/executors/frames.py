@@ -9,6 +9,7 @@ import pickle
 from typing import IO, Any
 
 _LENGTH = 8
+_MOST = 1 << 40
 _OWN = ("quantwatch", "quantwatch_kernels")
 _PLAIN = {
     ("collections", "Counter"),
@@ -29,8 +30,21 @@ def packed(value: object) -> bytes:
 
 
 def unpacked(data: bytes) -> Any:
-    """Return the value again. Raises ValueError when it would take more than our own types."""
-    return _OwnValues(io.BytesIO(data)).load()
+    """Return the value again.
+
+    Raises ValueError when it would take more than our own types, or can't be read: it came half, or
+    of another release that was installed meanwhile.
+    """
+    try:
+        return _OwnValues(io.BytesIO(data)).load()
+    except (ValueError, MemoryError):
+        raise
+    # Whatever an opcode, a constructor or a module that is no longer there raises: a thread that
+    # ended by it would leave the run waiting.
+    except Exception as error:
+        raise ValueError(
+            f"{len(data)} bytes are no value that can be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 def send(pipe: IO[bytes], value: object) -> None:
@@ -49,6 +63,8 @@ def receive(pipe: IO[bytes]) -> Any:
 
 
 def _read(pipe: IO[bytes], count: int) -> bytes:
+    if count > _MOST:
+        raise ValueError(f"a value of {count} bytes is announced, which can't be")
     data = pipe.read(count)
     if len(data) < count:
         raise EOFError(f"{len(data)} of {count} bytes came")

@@ -106,7 +106,7 @@ class _Worker:
             try:
                 while True:
                     self._events.put(frames.receive(results))
-            except ValueError as error:
+            except (ValueError, MemoryError) as error:
                 self._events.put(Failed(self._number, None, error))
         words = f"worker {self._number} (process {self.process.pid}) {_words(self.process.wait())}"
         self._events.put(Lost(self._number, words))

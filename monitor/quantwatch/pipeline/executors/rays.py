@@ -5,15 +5,10 @@ a unit twice: what is measured again is decided here, as for processes of this m
 return is pickled by us: Ray would hand out views of its own memory that can't be written to.
 """
 
-import os
-import secrets
-import socket
 import sys
 from contextlib import ExitStack, redirect_stdout
 from typing import Any
 
-from quantwatch.config.schema import CheckConfig
-from quantwatch.errors import ConfigError
 from quantwatch.pipeline.executors.frames import packed, unpacked
 from quantwatch.pipeline.executors.job import (
     Done,
@@ -26,38 +21,19 @@ from quantwatch.pipeline.executors.job import (
     place,
     portable,
 )
+from quantwatch.pipeline.executors.ray_cluster import (
+    SILENT,
+    gpus_of,
+    join,
+    require_ray,
+    require_room,
+    room_of,
+)
 from quantwatch.pipeline.executors.sharding import Sharding
 from quantwatch.pipeline.reasons import peak_memory_bytes
 
-_CONNECT_S = 10.0
 _STORE_BYTES = 256 << 20
 """What a cluster of one's own keeps objects in: jobs, and partials on their way."""
-
-
-_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-
-
-def require_ray(address: str | None) -> Any:
-    """Return the package, told in time how to start a cluster where none is named.
-
-    Whoever reaches a Ray cluster can run code in it: one of our own listens on this machine alone
-    and asks for a secret of this run. Raises ConfigError, naming the extra, when it isn't there.
-    """
-    wanted = dict(_QUIET)
-    if address is None:
-        # The name is of systems on which that is so anyway.
-        wanted["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-        wanted |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    for name, value in wanted.items():
-        os.environ.setdefault(name, value)
-    try:
-        import ray
-    except ImportError as error:
-        raise ConfigError(
-            f'executor = "ray" needs the package ray, which can\'t be imported ({error}): '
-            'pip install "quantwatch[ray]"'
-        ) from error
-    return ray
 
 
 class RayShard:
@@ -151,30 +127,21 @@ class RayCrew:
     def _connect(self, sharding: Sharding) -> None:
         if not self._owns_cluster:
             return
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
         if sharding.address is not None:
-            try:
-                self._ray.init(address=sharding.address, **quiet)
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                words = f"ray_address {sharding.address!r}: no cluster can be joined there: {error}"
-                raise ConfigError(words) from error
+            join(self._ray, sharding.address)
             return
         self._ray.init(
             address="local",
             num_cpus=sharding.threads * (sharding.num_shards or 1),
             object_store_memory=_STORE_BYTES,
             include_dashboard=False,
-            **quiet,
+            **SILENT,
         )
 
     def _start(self, most: int) -> None:
         gpus, threads, room = self._gpus, self._sharding.threads, self._room()
         wanted = min(self._sharding.num_shards or room, most)
-        if not 1 <= wanted <= room:
-            raise ConfigError(
-                f"shards = {wanted}: the cluster has room for {room} workers of "
-                f"{threads} CPUs{f' and {gpus} GPU' if gpus else ''} each"
-            )
+        require_room(self._sharding, wanted, room, gpus)
         # Ray would run an actor again by itself, and a unit would be counted twice.
         options = {"num_cpus": threads, "num_gpus": gpus, "max_restarts": 0}
         self._kind = self._ray.remote(**options, max_task_retries=0)(RayShard)
@@ -190,30 +157,4 @@ class RayCrew:
         return number
 
     def _room(self) -> int:
-        """Return for how many workers the nodes that are there have room, ours included."""
-        return _room(self._ray.cluster_resources(), self._sharding.threads, self._gpus)
-
-
-def require_listener(address: str | None) -> None:
-    """Raise ConfigError when nobody listens at HOST:PORT: Ray would try for an hour.
-
-    Names that Ray looks up itself (`auto`) are its own to refuse.
-    """
-    host, _, port = (address or "").rpartition("://")[2].rpartition(":")
-    if not host or not port.isdecimal():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"ray_address {address!r}: nobody listens there: {error}") from error
-
-
-def gpus_of(check: CheckConfig) -> int:
-    """Return how many GPUs a worker needs."""
-    devices = [check.reference.device, *(c.device for c in check.candidates)]
-    return int(any(device.startswith("cuda") for device in devices))
-
-
-def _room(resources: dict[str, float], threads: int, gpus: int) -> int:
-    room = int(resources.get("CPU", 0)) // threads
-    return min(room, int(resources.get("GPU", 0))) if gpus else room
+        return room_of(self._ray, self._sharding.threads, self._gpus)

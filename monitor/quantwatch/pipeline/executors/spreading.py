@@ -27,16 +27,15 @@ class Spreading:
     def of(cls, request: RunRequest) -> "Spreading | None":
         """Return how a run is spread, None when this process measures it.
 
-        Raises ConfigError when that can't be: too many threads, or a package that isn't there.
+        Raises ConfigError when that can't be: too many threads, no package, no cluster.
         """
         sharding = sharding_of(request.check)
         if sharding is None:
             return None
         if sharding.executor == "ray":
-            from quantwatch.pipeline.executors.rays import require_listener, require_ray
+            from quantwatch.pipeline.executors.ray_cluster import require_cluster
 
-            require_ray(sharding.address)
-            require_listener(sharding.address)
+            require_cluster(sharding, request.check)
         return cls(request, sharding)
 
     def over(self, models: Mapping[str, LoadedModel], suite: Suite) -> Spread:
