@@ -217,7 +217,8 @@ def test_a_cluster_without_room_says_so(
 ) -> None:
     """Catches actors that are never placed: the run would wait for them until its deadline."""
     cluster = _Cluster(**resources)
-    monkeypatch.setattr(rays, "require_ray", lambda _: cluster)
+    for module in (ray_cluster, rays):
+        monkeypatch.setattr(module, "require_ray", lambda _: cluster)
     settings: dict[str, Any] = {"threads": 2, "shards": 2, "ray_address": "ray://127.0.0.1"}
     _refused(folder, words, candidates=[{**_INT8, "device": device}], **settings)
     assert cluster.joined == ["ray://127.0.0.1", None]
