@@ -221,9 +221,9 @@ def test_demo_model_converts_bit_equal(load: Any) -> None:
     left = set(state) - {"lm_head.weight"}
     assert torch.equal(state["lm_head.weight"], state["model.embed_tokens.weight"])
     for name, tensor in tensors.items():
-        wanted = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type))
+        wanted = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
         if (kind := name.split(".")[-2]) in heads:
-            pairs = wanted.unflatten(0, (heads[kind], -1, 2))
+            pairs = wanted.reshape(heads[kind], -1, 2, wanted.shape[-1])
             wanted = pairs.transpose(1, 2).reshape(wanted.shape)
         own = hugging_face_name(name)
         assert torch.equal(state[own], wanted), own
