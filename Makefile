@@ -7,6 +7,9 @@ ARGS ?=
 # of files is tests/conftest.py's: pytest-xdist's own puts files with few, long tests last.
 # On two cores three: processes, browsers and databases are waited for two fifths of the time.
 WORKERS ?= 3
+# Where it is set, each of hundreds of processes compiles this program anew, a second each, and each
+# of pytest's rewrites the assertions of all tests.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 .DEFAULT_GOAL := help
 .PHONY: help setup format lint test test-fast test-gpu bench demo dash migration screenshots

@@ -1,6 +1,7 @@
 """Every test starts alike; an empty database per test, on SQLite and on a real PostgreSQL."""
 
 import collections
+import gc
 import os
 import shutil
 import signal
@@ -9,11 +10,24 @@ import tempfile
 import uuid
 import warnings
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import hypothesis
 import pytest
 from sqlalchemy import URL, create_engine, make_url, text
+
+# Triton decides when it is imported whether it interprets, and for its own functions for good; the
+# tests of the monitor import it too (torch does for them). So it is said here, before any of them,
+# not in tests/kernels: there, tests that were collected earlier had decided already. Where no driver
+# has left a device, torch needn't be asked, which takes seconds to import.
+if not any(Path(each).exists() for each in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")):
+    os.environ["TRITON_INTERPRET"] = "1"
+else:
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
 
 # A time limit per example says how busy the machine is, nothing about the code.
 hypothesis.settings.register_profile(
@@ -86,11 +100,35 @@ WHOLE = (
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark files that are slow as a whole, and begin with what takes longest."""
+    """Mark files that are slow as a whole, and begin with what takes longest.
+
+    Then files with anything slow: what is left in the end are files of a few seconds each, which
+    leave no process alone with much of one.
+    """
     for item in items:
         if item.nodeid.startswith(WHOLE):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (not item.nodeid.startswith(LONGEST), item.path not in slow))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without looking for garbage, and leave what was collected out of it for good.
+
+    There is none to speak of, and each look goes through a million objects, for half a second.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Let the interpreter clear up as ever: Triton lists what is left of it on the way out."""
+    gc.unfreeze()
 
 
 _Disk = collections.namedtuple("_Disk", "total used free")
@@ -161,11 +199,17 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'quantwatch.db'}"
         return
-    server: URL = request.getfixturevalue("postgres_server")
+    with postgres_database(request.getfixturevalue("postgres_server")) as url:
+        yield url
+
+
+@contextmanager
+def postgres_database(server: URL, template: str = "template1") -> Iterator[str]:
+    """Create a database, a copy of another, and drop it in the end; give its URL."""
     name = f"test_{uuid.uuid4().hex}"
     admin = create_engine(server, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
+        connection.execute(text(f"CREATE DATABASE {name} TEMPLATE {template}"))
     yield server.set(database=name).render_as_string(hide_password=False)
     with admin.connect() as connection:
         connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))

@@ -32,6 +32,37 @@ MOST_TABS = 600
 Browse = Callable[..., tuple[Page, list[str]]]
 """Opens an address in a page of its own: the fixture `browse`. With the page comes the list of its
 console errors."""
+DESCRIBED_MS = 20_000
+_STATE = """() => {
+    const app = document.querySelector("[data-testid=stApp]");
+    const hides = (element) => {
+        const style = getComputedStyle(element), box = element.getBoundingClientRect();
+        const why = [
+            style.display === "none" && "display: none",
+            style.visibility !== "visible" && style.visibility,
+            (box.width === 0 || box.height === 0) && `${box.width} x ${box.height}`,
+        ].filter(Boolean);
+        const tag = element.cloneNode(false).outerHTML.slice(0, 300);
+        return why.length ? [`${tag} (${why.join(", ")})`] : [];
+    };
+    const hidden = (selector) => {
+        let element = document.querySelector(selector);
+        if (!element) return "not there";
+        const found = [];
+        for (; element; element = element.parentElement) found.push(...hides(element));
+        return found;
+    };
+    return {
+        "document": `${document.readyState}, ${document.visibilityState}, ${navigator.onLine ? "online" : "offline"}`,
+        "window": `${innerWidth} x ${innerHeight}`,
+        "app": app ? app.cloneNode(false).outerHTML.slice(0, 300) : "not there",
+        "hides the title": hidden("h1"),
+        "hides the chart": hidden(".js-plotly-plot"),
+        "hides the heatmap": hidden(".js-plotly-plot .heatmaplayer image"),
+        "text": document.body.innerText.slice(0, 1000),
+        "its text": (document.querySelector("[data-testid=stMain]") || document.body).textContent.slice(0, 500),
+    };
+}"""
 _SCRIPT = Path(__file__).with_name("accessibility.js")
 
 
@@ -85,6 +116,23 @@ def settled(page: Page, selector: str) -> None:
         raise AssertionError(f"{selector} did not appear; the page shows:\n{shown}") from error
     page.wait_for_timeout(400)
     assert page.locator("[data-testid=stException]").count() == 0
+
+
+def described(page: Page, picture: Path) -> str:
+    """Return what a page was when a wait for it ended in vain, and take its picture.
+
+    The words answer what `hidden` leaves open: which element hides the first chart and title, whether
+    the script still runs, whether the server is still connected, what never arrived.
+    """
+    page.screenshot(path=picture, full_page=True, timeout=DESCRIBED_MS)
+    under_way = [each.url for each in page.requests() if each.existing_response is None]
+    told = [f"{each.type}: {each.text}" for each in page.console_messages()]
+    thrown = [str(each) for each in page.page_errors()]
+    about = {
+        "address": page.url, "picture": str(picture), **page.evaluate(_STATE),
+        "without an answer": under_way, "console": told[-20:], "thrown": thrown,
+    }  # fmt: skip
+    return "\n".join(f"{name}: {value}" for name, value in about.items())
 
 
 def unreadable(page: Page) -> list[str]:

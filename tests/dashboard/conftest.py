@@ -1,15 +1,25 @@
 """Databases as the dashboard finds them."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import streamlit as st
 from playwright.sync_api import BrowserContext, Page
+from playwright.sync_api import Error as PlaywrightError
 from sqlalchemy import make_url
-from tests.dashboard.browsing import DESK, WAIT_MS, Browse, profile, require_chromium, watched
+from tests.dashboard.browsing import (
+    DESK,
+    WAIT_MS,
+    Browse,
+    described,
+    profile,
+    require_chromium,
+    watched,
+)
 from tests.dashboard.invented import Spec
 from tests.dashboard.invented_actions import furnish
 from tests.dashboard.invented_episodes import write_ended
@@ -134,8 +144,26 @@ def site(
         yield Site(address, url, alert)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Say what the open pages were when a test failed: its own words are of one wait, in vain."""
+    report = yield
+    arguments: dict[str, Any] = getattr(item, "funcargs", {})
+    if report.failed and call.when == "call" and "browse" in arguments:
+        folder = arguments["tmp_path_factory"].mktemp("pages")
+        for number, page in enumerate(arguments["chromium"].pages):
+            try:
+                words = described(page, folder / f"{number}.png")
+            except PlaywrightError as error:  # the test's own failure must not be lost for this
+                words = f"{page.url} can't be described: {error}"
+            report.sections.append((f"page {number}", words))
+    return report
+
+
 @pytest.fixture
-def browse(chromium: BrowserContext) -> Iterator[Browse]:
+def browse(chromium: BrowserContext, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browse]:
     """Open pages without cookies, 1280 px wide and light until told otherwise."""
     chromium.clear_cookies()
     opened = []

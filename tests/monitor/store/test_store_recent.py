@@ -18,23 +18,16 @@ from quantwatch.store.recent import KEPT
 from quantwatch.store.session import open_database
 from quantwatch.store.states import CheckState
 from quantwatch.store.tables import RunRow
-from quantwatch.store.upgrade import upgrade
 
 Night = Callable[[int, Verdict], None]
 
 
 @pytest.fixture
-def url(database_url: str) -> str:
-    upgrade(database_url)
-    return database_url
-
-
-@pytest.fixture
-def night(url: str, tmp_path: Path) -> Night:
+def night(database_url: str, tmp_path: Path) -> Night:
     """Write the succeeded run of one night, in whatever order nights are given."""
 
     def write(number: int, verdict: Verdict) -> None:
-        save(url, spec(number, verdict), tmp_path)
+        save(database_url, spec(number, verdict), tmp_path)
 
     return write
 
@@ -45,8 +38,8 @@ def spec(number: int, verdict: Verdict = Verdict.PASS) -> Spec:
     return Spec("c", f"r{number:03}", (candidate,), at, num_layers=1, num_prompts=1, num_tokens=12)
 
 
-def state(url: str) -> CheckState:
-    database = open_database(url, read_only=True)
+def state(database_url: str) -> CheckState:
+    database = open_database(database_url, read_only=True)
     try:
         return check_states(database)[0]
     finally:
@@ -65,20 +58,20 @@ def state(url: str) -> CheckState:
     ],
 )
 def test_since_is_the_start_of_the_streak(
-    url: str, night: Night, nights: list[tuple[int, str]], since: int
+    database_url: str, night: Night, nights: list[tuple[int, str]], since: int
 ) -> None:
     """Catches an age of the newest run where the age of the trouble is meant."""
     for number, verdict in nights:
         night(number, Verdict(verdict))
-    assert state(url).since == START + timedelta(days=since)
+    assert state(database_url).since == START + timedelta(days=since)
 
 
-def test_a_run_without_results_is_a_gap(url: str, night: Night) -> None:
+def test_a_run_without_results_is_a_gap(database_url: str, night: Night) -> None:
     """Catches a failed night that is not on the sparkline, or a cancelled one that is."""
     night(1, Verdict.PASS)
-    save_ended(url, spec(2), RunStatus.FAILED, "no memory")
-    save_ended(url, spec(3), RunStatus.CANCELLED, "Ctrl-C")
-    found = state(url)
+    save_ended(database_url, spec(2), RunStatus.FAILED, "no memory")
+    save_ended(database_url, spec(3), RunStatus.CANCELLED, "Ctrl-C")
+    found = state(database_url)
 
     assert [(run.run_id, len(run.headlines)) for run in found.recent] == [("r001", 1), ("r002", 0)]
     assert found.since == START + timedelta(days=1)
@@ -86,23 +79,23 @@ def test_a_run_without_results_is_a_gap(url: str, night: Night) -> None:
     assert found.newest.status is RunStatus.CANCELLED
 
 
-def test_a_candidate_that_was_not_measured_has_no_value(url: str, tmp_path: Path) -> None:
+def test_a_candidate_that_was_not_measured_has_no_value(database_url: str, tmp_path: Path) -> None:
     """Catches a candidate that failed to load and looks like a good one, or is not there."""
     candidates = (Candidate("a", 1e-2, failure="no such file"), Candidate("b", 1e-2))
-    save(url, replace(spec(1), candidates=candidates), tmp_path)
-    first, second = state(url).recent[0].headlines
+    save(database_url, replace(spec(1), candidates=candidates), tmp_path)
+    first, second = state(database_url).recent[0].headlines
 
     assert (first.candidate, first.value, first.kind) == ("a", None, "missing")
     assert (second.kind, second.verdict) == ("finite", Verdict.PASS)
 
 
-def test_only_the_newest_stay(url: str, night: Night) -> None:
+def test_only_the_newest_stay(database_url: str, night: Night) -> None:
     """Catches a table that grows for ever, and failed nights that push out what was measured."""
     for number in range(10, 11 + KEPT):
-        save_ended(url, spec(number), RunStatus.FAILED, "down")
+        save_ended(database_url, spec(number), RunStatus.FAILED, "down")
     night(99, Verdict.PASS)
     night(1, Verdict.PASS)
-    database = open_database(url)
+    database = open_database(database_url)
     with database.writer() as session:
         kept = session.scalars(text("SELECT run_id FROM recent_point ORDER BY run_id")).all()
         session.execute(text("DELETE FROM latest_run"))
@@ -114,13 +107,15 @@ def test_only_the_newest_stay(url: str, night: Night) -> None:
     assert left == KEPT + 1, "retention deletes a run, and its points go with it"
 
 
-def test_what_lies_before_the_newest_results_goes(url: str, night: Night) -> None:
+def test_what_lies_before_the_newest_results_goes(database_url: str, night: Night) -> None:
     """Catches an old failure, or an old result, that stays for ever."""
-    save_ended(url, spec(0), RunStatus.FAILED, "down")
+    save_ended(database_url, spec(0), RunStatus.FAILED, "down")
     for number in range(1, 2 + KEPT):
         night(number, Verdict.PASS)
-        save_ended(url, spec(100 + number), RunStatus.FAILED, "down") if number == 5 else None
-    assert [run.run_id for run in state(url).recent] == [
+        save_ended(
+            database_url, spec(100 + number), RunStatus.FAILED, "down"
+        ) if number == 5 else None
+    assert [run.run_id for run in state(database_url).recent] == [
         *(f"r{number:03}" for number in range(2, 2 + KEPT)),
         "r105",
     ]
@@ -139,17 +134,17 @@ def test_what_lies_before_the_newest_results_goes(url: str, night: Night) -> Non
     ],
 )
 def test_a_baseline_of_something_else_is_told(
-    url: str, night: Night, changed: dict[str, Any], differs: tuple[str, ...]
+    database_url: str, night: Night, changed: dict[str, Any], differs: tuple[str, ...]
 ) -> None:
     """Catches a run held against one that measured other prompts, in another way."""
     night(1, Verdict.PASS)
     night(2, Verdict.PASS)
-    database = open_database(url)
+    database = open_database(database_url)
     pin(database, "c", "r001", actor="ann")
     if changed:
         with database.writer() as session:
             session.execute(update(RunRow).where(RunRow.id == "r001").values(**changed))
     database.close()
-    found = state(url)
+    found = state(database_url)
     assert found.baseline_run_id == "r001"
     assert found.differs == differs

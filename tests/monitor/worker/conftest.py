@@ -2,16 +2,13 @@
 
 import importlib.util
 import json
-import shutil
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from sqlalchemy import URL, Connection, create_engine, func, select, text
+from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from quantwatch.config.load import parse
@@ -21,9 +18,8 @@ from quantwatch.store import leases
 from quantwatch.store.attempts import WorkerId
 from quantwatch.store.leases import Claim
 from quantwatch.store.queue import NewRun, enqueue
-from quantwatch.store.session import Database, open_database
+from quantwatch.store.session import Database
 from quantwatch.store.tables import DeviceSlotRow, RunAttemptRow, RunCandidateRow, RunRow
-from quantwatch.store.upgrade import upgrade
 from quantwatch.telemetry import new_run_id
 
 
@@ -48,49 +44,6 @@ Peek = Callable[..., Any]
 
 def worker(name: str = "w1", host: str = HOST) -> WorkerId:
     return WorkerId(name, host, 1234)
-
-
-@pytest.fixture(scope="session")
-def migrated_name(postgres_server: URL) -> str:
-    """A database of the server with the current schema, to be copied."""
-    name = f"template_{uuid.uuid4().hex}"
-    with admin(postgres_server) as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
-    upgrade(postgres_server.set(database=name).render_as_string(hide_password=False))
-    return name
-
-
-@contextmanager
-def admin(server: URL) -> Iterator[Connection]:
-    engine = create_engine(server, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        yield connection
-    engine.dispose()
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A database of each kind, with the schema that the migrations build."""
-    if request.param == "sqlite":
-        copy = tmp_path / "quantwatch.db"
-        shutil.copy(request.getfixturevalue("migrated_file"), copy)
-        yield f"sqlite:///{copy}"
-        return
-    server, name = request.getfixturevalue("postgres_server"), f"test_{uuid.uuid4().hex}"
-    template = request.getfixturevalue("migrated_name")
-    with admin(server) as connection:
-        connection.execute(text(f"CREATE DATABASE {name} TEMPLATE {template}"))
-    yield server.set(database=name).render_as_string(hide_password=False)
-    with admin(server) as connection:
-        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
-
-
-@pytest.fixture
-def db(database_url: str) -> Iterator[Database]:
-    """The database, open."""
-    database = open_database(database_url, wait_s=5)
-    yield database
-    database.close()
 
 
 @pytest.fixture
