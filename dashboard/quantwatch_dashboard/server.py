@@ -10,6 +10,8 @@ import threading
 
 from streamlit.web import cli
 
+from quantwatch_dashboard import late_timers
+
 PAGES = "quantwatch_dashboard.views"
 
 
@@ -22,6 +24,7 @@ def load_pages() -> None:
 
 def main() -> None:
     """Serve as `streamlit` does, with its arguments."""
+    late_timers.ignore()
     threading.Thread(target=load_pages, name="load-pages", daemon=True).start()
     cli.main(prog_name="streamlit")
 
