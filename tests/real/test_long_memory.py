@@ -29,12 +29,13 @@ def lengths(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_four_times_the_tokens_take_only_more_cache(lengths: Any) -> None:
     """Catches traces, logits or observations of a whole prompt, a cache that is held twice, a mask.
 
-    16,384 tokens leave 24 MB of keys and values more than 4,096; the reference's hidden states alone would be 25,
-    masks of 64 × length 4, and objects for each piece that was measured 2.
+    16,384 tokens leave 24 MB of keys and values more than 4,096; the reference's hidden states
+    alone would be 25, masks of 64 × length 4, and objects for each piece that was measured 2. A
+    peak of a process moves by up to 1.4 MB from one to the next, both lengths alike.
     """
     short, long = lengths
     assert long["kv_cache_mb"] == 4 * short["kv_cache_mb"] == 32.0
     ours = [each["beyond_kv_mb"] - each["bare_beyond_kv_mb"] for each in lengths]
     assert ours[1] <= ours[0] + 2.0, lengths
-    assert long["bare_beyond_kv_mb"] <= short["bare_beyond_kv_mb"] + 1.0, lengths
+    assert long["bare_beyond_kv_mb"] <= short["bare_beyond_kv_mb"] + 2.0, lengths
     assert long["beyond_kv_mb"] <= short["beyond_kv_mb"] + 3.0, lengths
