@@ -115,6 +115,13 @@ def _norms_aten(h_ref: Tensor, h_cand: Tensor) -> TapNorms:
     return TapNorms(*(column[0] if len(column) == 1 else torch.cat(column) for column in columns))
 
 
+@NORMS.register("reference")
+def _norms_reference(h_ref: Tensor, h_cand: Tensor) -> TapNorms:
+    a, b = h_ref.double(), h_cand.double()
+    norm, difference, norm_cand = (x.square().sum(-1).sqrt() for x in (a, a - b, b))
+    return TapNorms(norm, difference, norm_cand, b.amax(-1), b.amin(-1))
+
+
 def statistics_of(norms: TapNorms) -> TapStatistics:
     """Return the statistics of norms of any one shape, element by element, in that shape."""
     norm, difference, norm_cand, largest, smallest = norms

@@ -8,6 +8,7 @@ from quantwatch_kernels.conformance.integer import integer_cases
 from quantwatch_kernels.conformance.linear import linear_cases
 from quantwatch_kernels.conformance.moe import moe_cases
 from quantwatch_kernels.conformance.rows import row_cases
+from quantwatch_kernels.conformance.sketched import sketch_cases
 from quantwatch_kernels.conformance.w8a8 import w8a8_case
 from quantwatch_kernels.quantize.int4_linear import INT4_LINEAR
 from quantwatch_kernels.quantize.int8_linear import INT8_LINEAR
@@ -20,6 +21,7 @@ def all_cases() -> tuple[OpCase, ...]:
     """Return every case, operators in the order of the table."""
     return (
         *compare_cases(),
+        *sketch_cases(),
         *linear_cases(INT8_LINEAR, "int8-channel"),
         *linear_cases(INT8_LINEAR, "int8-tensor"),
         *linear_cases(INT8_LINEAR, "int8-g64"),

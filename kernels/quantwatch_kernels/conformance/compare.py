@@ -16,7 +16,7 @@ from quantwatch_kernels.compare.lens import LENS, LensStatistics, Readout
 from quantwatch_kernels.compare.lens_bfloat16 import LENS_BFLOAT16
 from quantwatch_kernels.compare.output import LEAKED, OUTPUT, Heads
 from quantwatch_kernels.compare.sketch import HEAD_ROWS
-from quantwatch_kernels.compare.tap import FEATURE, ISOLATED, TAP
+from quantwatch_kernels.compare.tap import FEATURE, ISOLATED, NORMS, TAP
 from quantwatch_kernels.conformance.case import (
     LAYOUTS,
     Ask,
@@ -42,6 +42,7 @@ def compare_cases() -> tuple[OpCase, ...]:
         OpCase(LENS_BFLOAT16, "", _rounded_lens, _within(1e-4), _WIDE, dtypes=(torch.float32,)),
         OpCase(HEAD_ROWS, "", _rows, _rounding, _WIDE),
         reference_case(FEATURE, _pair, _within(1e-4), _SHAPES),
+        reference_case(NORMS, _pair, _within(1e-12), _SHAPES),
         reference_case(TAP, _pair, _within(1e-12), _SHAPES),
         reference_case(ISOLATED, _triple, _within(1e-12), _SHAPES),
         reference_case(LEAKED, _leaked, _within(1e-6), _WIDE),
