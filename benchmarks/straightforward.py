@@ -104,11 +104,11 @@ def ours(models: Models, suite: Suite, plan: CapturePlan, shelf: Shelf | None) -
     return [float(found[each]) for each in wanted]
 
 
-def ways(models: Models, suite: Suite, batch: int, place: Path) -> dict[str, Way]:
+def ways(models: Models, suite: Suite, options: argparse.Namespace, place: Path) -> dict[str, Way]:
     """Return each way, in the order that lets `warm` read what `estimated` has recorded."""
-    shelf = Shelf(place)
+    shelf, batch, wanted = Shelf(place), options.batch, options.ways
     shelves = {"estimated": shelf, "warm": shelf}
-    return {
+    known: dict[str, Way] = {
         "float32": lambda: straightforward(models, suite, batch, torch.float32),
         "float64": lambda: straightforward(models, suite, batch, torch.float64),
         **{
@@ -116,6 +116,7 @@ def ways(models: Models, suite: Suite, batch: int, place: Path) -> dict[str, Way
             for name in PLANS
         },
     }
+    return {name: way for name, way in known.items() if wanted is None or name in wanted}
 
 
 def timed(work: Way) -> tuple[float, list[float]]:
@@ -150,6 +151,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=2048, help="of the straightforward way")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--ways", nargs="+", help="only these, and no memory; float64 is among them"
+    )
     parser.add_argument("--peak", help="internal: print what this way takes")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -160,18 +164,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="quantwatch-straightforward-") as folder:
         place = Path(folder)
         if options.peak:
-            known = ways(models, suite, options.batch, place / "peak")
+            known = ways(models, suite, options, place / "peak")
             bare(tuple(models.values()), first)  # weights that are made when they are needed
             if options.peak == "warm":
                 known["estimated"]()
             print(own_peak(known[options.peak]))
             return
-        for name, work in ways(models, first, options.batch, place / "first").items():
+        for name, work in ways(models, first, options, place / "first").items():
             timed(work)  # Compilers and fresh memory are nobody's.
             print(f"{name} is warm", file=sys.stderr, flush=True)
         rounds = []
         for number in range(options.rounds):
-            known = ways(models, suite, options.batch, place / str(number))
+            known = ways(models, suite, options, place / str(number))
             rounds.append({name: timed(work) for name, work in known.items()})
             shutil.rmtree(place / str(number), ignore_errors=True)
     print(json.dumps(document(rounds, options), indent=2, allow_nan=False))
@@ -181,7 +185,8 @@ def document(rounds: list[dict[str, tuple[float, list[float]]]], options: Any) -
     """Return the figures: times of the last round, ratios, errors of layer means, memory."""
     last = rounds[-1]
     true = last["float64"][1]
-    memory = {name: round(peak_mb(name, options), 1) for name in last}
+    measured = [name for name in PLANS if name in last]
+    memory = {} if options.ways else {name: round(peak_mb(name, options), 1) for name in last}
     return {
         "num_threads": options.threads,
         "num_tokens": options.tokens // WINDOW * WINDOW,
@@ -191,9 +196,10 @@ def document(rounds: list[dict[str, tuple[float, list[float]]]], options: Any) -
         "seconds": {name: round(spent, 2) for name, (spent, _) in last.items()},
         **{
             f"times_faster_than_{base}": {
-                name: round(median(r[base][0] / r[name][0] for r in rounds), 2) for name in PLANS
+                name: round(median(r[base][0] / r[name][0] for r in rounds), 2) for name in measured
             }
             for base in ("float64", "float32")
+            if base in last
         },
         "worst_layer_mean_off_by": {
             name: max(abs(a / b - 1) for a, b in zip(found, true, strict=True))
@@ -202,7 +208,7 @@ def document(rounds: list[dict[str, tuple[float, list[float]]]], options: Any) -
         },
         "peak_mb": memory,
         "memory_of_the_straightforward": {
-            name: round(memory[name] / memory["float32"], 3) for name in PLANS
+            name: round(memory[name] / memory["float32"], 3) for name in PLANS if memory
         },
         "target": TARGETS,
     }
