@@ -17,6 +17,8 @@ _SOURCE = Path(__file__).with_name("sketch_sums.cpp")
 _FLAGS = ("-ffp-contract=fast", "-fno-trapping-math", "-pthread")
 _ROW = 8
 """Numbers per row: `Found` in sketch_sums.cpp."""
+_LEAST = 1 << 17
+"""Logits that are worth a thread of their own, half a millisecond: starting one takes a tenth."""
 
 
 @functools.cache
@@ -36,7 +38,8 @@ def native_sums(
     """
     rows = [each.contiguous() for each in (old, z, log_normalizer, tail_mass)]
     found = torch.empty(len(old), _ROW, dtype=torch.float64)
-    size = np.array([len(old), num_top, old.shape[1], torch.get_num_threads()], np.int64)
+    threads = max(1, min(torch.get_num_threads(), old.numel() // _LEAST))
+    size = np.array([len(old), num_top, old.shape[1], threads], np.int64)
     if len(old):
         _function()(*(each.data_ptr() for each in (*rows, found)), size.ctypes.data)
     return found.T

@@ -16,6 +16,8 @@ __all__ = ["native_norms", "why_not_passed"]
 _SOURCE = Path(__file__).with_name("tap.cpp")
 _FLAGS = ("-ffp-contract=fast", "-fno-trapping-math", "-pthread")
 _NORMS = 5
+_LEAST = 1 << 20
+"""Numbers that are worth a thread of their own, half a millisecond: starting one takes a tenth."""
 
 
 @functools.cache
@@ -29,7 +31,8 @@ def native_norms(h: Tensor, other: Tensor) -> Tensor:
     h, other = (each if each.stride(1) == 1 else each.contiguous() for each in (h, other))
     found = torch.empty(_NORMS, len(h), dtype=torch.float64)
     strides = h.stride(0), other.stride(0)
-    size = np.array([*h.shape, *strides, torch.get_num_threads()], np.int64)
+    threads = max(1, min(torch.get_num_threads(), h.numel() // _LEAST))
+    size = np.array([*h.shape, *strides, threads], np.int64)
     if len(h):
         _function()(h.data_ptr(), other.data_ptr(), found.data_ptr(), size.ctypes.data)
     return found

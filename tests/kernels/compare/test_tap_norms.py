@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantwatch_kernels.compare import tap
+from quantwatch_kernels.compare import tap, tap_native
 from quantwatch_kernels.compare.tap import TapNorms, tap_norms
 from quantwatch_kernels.registry import fallbacks, prefer
 from quantwatch_kernels.testing import VIEWS, assert_close
@@ -73,8 +73,11 @@ def test_odd_rows(backend: str, case: str) -> None:
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_a_row_depends_on_itself_alone(view: str, num_threads: int) -> None:
+def test_a_row_depends_on_itself_alone(
+    monkeypatch: pytest.MonkeyPatch, view: str, num_threads: int
+) -> None:
     """Catches strides that are taken for widths, and rows that two threads share."""
+    monkeypatch.setattr(tap_native, "_LEAST", 1)
     torch.manual_seed(2)
     h, other = (VIEWS[view](torch.randn(40, 96)) for _ in range(2))
     with threads(num_threads):
