@@ -156,6 +156,12 @@ def main() -> None:
     )
     parser.add_argument("--peak", help="internal: print what this way takes")
     options = parser.parse_args()
+    if options.ways:
+        options.ways = {
+            "float64",
+            *options.ways,
+            *(("estimated",) if "warm" in options.ways else ()),
+        }
     torch.set_num_threads(options.threads)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-options.threads :])
     models = {"reference": load("reference"), "int8": load("int8", "int8-channel")}

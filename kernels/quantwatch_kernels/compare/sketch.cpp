@@ -17,6 +17,8 @@ constexpr int64_t kSums = 4;
 constexpr int64_t kLine = 64;
 
 typedef float Floats __attribute__((vector_size(kLanes * 4)));
+typedef float Eight __attribute__((vector_size(kLanes * 2)));
+typedef float Four __attribute__((vector_size(kLanes)));
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
 
@@ -39,12 +41,18 @@ inline Floats load(const Bfloat16* from) {
   return values;
 }
 
-// Lanes are halved until one is left, in registers: through memory that takes as long as the rest.
+// The first half of the lanes and the second, added.
+template <typename Half, typename Whole>
+inline Half halved(const Whole& x) {
+  static_assert(sizeof(Whole) == 2 * sizeof(Half), "half as many lanes");
+  Half parts[2];
+  std::memcpy(parts, &x, sizeof x);
+  return parts[0] + parts[1];
+}
+
+// Halved until one lane is left, in registers: through memory that takes as long as the rest.
 inline float sum(const Floats& x) {
-  const auto eight = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
-                     __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
-  const auto four = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) +
-                    __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+  const Four four = halved<Four>(halved<Eight>(x));
   return (four[0] + four[2]) + (four[1] + four[3]);
 }
 

@@ -135,10 +135,11 @@ Found compare(const float* old, const float* z, double log_normalizer, double ta
   found.differences = total(0, n, [=](int64_t i) { return x[i] == 0 ? 0.0 : 1.0; });
   found.infinite = total(0, n, [=](int64_t i) { return std::abs(z[i]) > kLargest ? 1.0 : 0.0; });
   found.undefined = total(0, n, [=](int64_t i) { return z[i] == z[i] ? 0.0 : 1.0; });
-  for (int64_t i = 0; i < kTop; ++i) {
+  const int64_t five = std::min(kTop, n), three = std::min(kTop - 2, n);
+  for (int64_t i = 0; i < five; ++i) {
     const double gap = static_cast<double>(old[i]) - z[i], size = gap == 0 ? 0.0 : std::abs(gap);
-    found.five += size / 5;
-    if (i < 3) found.three += size / 3;
+    found.five += size / five;
+    if (i < three) found.three += size / three;
   }
   return found;
 }

@@ -46,8 +46,15 @@ def sketch_sums(z: Tensor, sketch: Sketch) -> Sums:
     return SUMS.run(SUMS.preferred(usual), z, sketch)
 
 
-def _why_not_native(z: Tensor, sketch: Sketch) -> str | None:  # noqa: ARG001
-    return why_not_summed() if z.device.type == "cpu" else f"the logits are on {z.device}"
+def _why_not_native(z: Tensor, sketch: Sketch) -> str | None:
+    wanted = [(each, torch.float32) for each in (z, sketch.logits)]
+    wanted += [(each, torch.float64) for each in (sketch.log_normalizer, sketch.tail_mass)]
+    for tensor, dtype in wanted:
+        if tensor.device.type != "cpu" or tensor.dtype != dtype:
+            return (
+                f"sketch_sums.cpp takes {dtype} on the CPU, not {tensor.dtype} on {tensor.device}"
+            )
+    return why_not_summed()
 
 
 @SUMS.register("native", _why_not_native)

@@ -50,8 +50,10 @@ class Spool:
         rows, columns, *rest = values.shape
         strip = strip or Strip(rows, tuple(rest), values.dtype)
         if (rows, tuple(rest), values.dtype) != (strip.num_rows, strip.rest, strip.dtype):
-            wanted = f"[{strip.num_rows}, P, {strip.rest}] {strip.dtype}"
-            raise ValueError(f"a part {values.shape} {values.dtype} of an array {wanted}")
+            wanted = ", ".join(map(str, (strip.num_rows, "P", *strip.rest)))
+            raise ValueError(
+                f"a part {list(values.shape)} {values.dtype} of an array [{wanted}] {strip.dtype}"
+            )
         self._file.write(np.ascontiguousarray(values).tobytes())
         strip.parts.extend((self._end, columns))
         strip.num_columns += columns

@@ -1,7 +1,7 @@
 """The files of a model folder, checked before transformers sees them, so that errors name one."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +60,10 @@ def check_folder(folder: Path) -> None:
     """Check configuration and weight files of a model folder without reading the weights.
 
     Raises:
-        ModelError: naming the file that is missing, truncated or garbled, and how, or a weight that
-            two files have with different values.
+        ModelError: naming the file that is missing, truncated or garbled, and how.
     """
-    files = weight_files(folder)
-    for path in files:
+    for path in weight_files(folder):
         _check_weights(path)
-    _refuse_contradictions([path for path in files if path.suffix == ".safetensors"])
 
 
 def refuse_bare_codes(files: Iterable[Path]) -> None:
@@ -85,23 +82,31 @@ def refuse_bare_codes(files: Iterable[Path]) -> None:
                 )
 
 
-def _refuse_contradictions(files: Sequence[Path]) -> None:
-    """Raise ModelError for a weight of two shards: which one counts depends on who reads them."""
-    from safetensors import safe_open
+def refuse_contradictions(files: Iterable[Path]) -> None:
+    """Raise ModelError for a weight that two shards have with different values or types.
 
+    Which one counts depends on who reads them.
+    """
+    shards = [path for path in files if path.suffix == ".safetensors"]
     first: dict[str, Path] = {}
-    for path in files if len(files) > 1 else ():
+    for path in shards if len(shards) > 1 else ():
         for name in tensor_shapes(path):
             other = first.setdefault(name, path)
-            if other == path:
-                continue
-            with safe_open(other, framework="pt") as one, safe_open(path, framework="pt") as two:
-                same = one.get_tensor(name).equal(two.get_tensor(name))
-            if not same:
+            if other != path and _bits(other, name) != _bits(path, name):
                 raise ModelError(
                     f"{path.parent}: {name} is in {other.name} and in {path.name}, with different "
                     "values: which of them counts depends on who reads them"
                 )
+
+
+def _bits(path: Path, name: str) -> tuple[object, ...]:
+    """Return a stored tensor so that it compares equal to a copy, NaN included."""
+    import torch
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        tensor = file.get_tensor(name)
+    return tensor.dtype, tensor.shape, tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _shards(index: Path) -> list[Path]:

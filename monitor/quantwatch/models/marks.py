@@ -42,6 +42,10 @@ class Marks:
         """Look at files that are about to be read."""
         return cls(tuple((path, _Mark.of(path)) for path in paths))
 
+    def of_weights(self) -> Self:
+        """Return those of weights: a configuration is read once."""
+        return type(self)(tuple(each for each in self.files if each[0].suffix != ".json"))
+
     def require_same(self) -> None:
         """Raise ModelError naming a file that is not the one that it was, in whatever way."""
         for path, before in self.files:

@@ -131,7 +131,8 @@ def _opened(loaded: Pretrained, location: str, config: VariantConfig, cache_dir:
 
 def _mapped(loaded: Pretrained, config: VariantConfig) -> Marks:
     """Return the files that a module computes in: a stream and other devices have copies."""
-    return loaded.files if loaded.stream is None and config.device == "cpu" else NO_FILES
+    mapped = loaded.stream is None and config.device == "cpu"
+    return loaded.files.of_weights() if mapped else NO_FILES
 
 
 def _open_gguf(path: Path, config: VariantConfig, cache_dir: Path, streamed: bool) -> Opened:

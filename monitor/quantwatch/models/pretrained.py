@@ -18,6 +18,7 @@ from quantwatch.models.checkpoint import (
     check_folder,
     read_config,
     refuse_bare_codes,
+    refuse_contradictions,
     weight_files,
 )
 from quantwatch.models.marks import Marks
@@ -75,6 +76,7 @@ def _load(
 
     read = _read_files(folder)
     files = Marks.of(read)
+    refuse_contradictions(read)
     common: dict[str, Any] = {"revision": commit, "trust_remote_code": config.allow_code}
     with explained(location), _own_code(location):
         settings = AutoConfig.from_pretrained(location, **common)
@@ -94,7 +96,7 @@ def _load(
             **common,
         )
     notes = refuse_incomplete(location, info)
-    _refuse_unscaled(location, () if method else info["unexpected_keys"])
+    _refuse_unscaled(location, module, () if method else info["unexpected_keys"])
     with explained(location):
         mark_loaded_(module)
     stream = LayerStream(skeletons[0], torch.device(config.device)) if streamed else None
@@ -143,16 +145,18 @@ def _own_code(location: str) -> Iterator[None]:
         ) from error
 
 
-def _refuse_unscaled(location: str, unused: Iterable[str]) -> None:
+def _refuse_unscaled(location: str, module: nn.Module, unused: Iterable[str]) -> None:
     """Refuse weights whose scales are not used: without them they are other weights.
 
-    Raises ModelError. What isn't used as a whole (layers beyond the configuration's) is no matter.
+    Raises ModelError. What the model doesn't have (layers beyond the configuration's, the tower of
+    another modality, whose `scale` may be a weight) is no matter.
     """
-    names = set(unused)
+    used = {f".{name}" for name in module.state_dict()}
     scales = [
         name
-        for name in sorted(names)
-        if (found := _SCALE.fullmatch(name)) and f"{found[1]}.weight" not in names
+        for name in sorted(set(unused))
+        if (found := _SCALE.fullmatch(name))
+        and any(each.endswith(f".{found[1]}.weight") for each in used)
     ]
     if scales:
         raise ModelError(

@@ -205,6 +205,13 @@ def test_a_checkpoint_that_is_replaced_does_not_disturb(folder: Path) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+def test_a_configuration_that_is_touched_does_not_disturb(folder: Path) -> None:
+    """Catches a run that ends by a file which was read once, before anything was measured."""
+    path = folder / "ours" / "config.json"
+    with measure_check(_request(folder), At(lambda: _written(path), 2)) as measured:
+        assert list(measured.blocks())
+
+
 def test_shares_of_weights_that_are_written_to_are_none(folder: Path) -> None:
     run = run_check(_request(folder), database=None, progress=At(lambda: None, 0))
     models = reload(run, choose_candidate(run, None), folder, folder / "cache")

@@ -132,11 +132,36 @@ def test_a_weight_of_two_shards_with_two_values_is_refused(read: Read, tmp_path:
         read()
 
 
-def test_a_weight_of_two_shards_with_one_value_is_no_matter(read: Read, tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [None, float("nan")], ids=["a number", "not a number"])
+def test_a_weight_of_two_shards_with_one_value_is_no_matter(
+    value: float | None, read: Read, tmp_path: Path
+) -> None:
     folder = tmp_path / "tiny"
     one, two = _halves(folder)
+    if value is not None:
+        next(iter(one.values())).view(-1)[0] = value
     _shards(folder, one, one | two)
     read()
+
+
+def test_one_weight_in_two_types_is_two(read: Read, tmp_path: Path) -> None:
+    """Catches a comparison that can't be made, and an old shard of another type."""
+    folder = tmp_path / "tiny"
+    one, two = _halves(folder)
+    name = sorted(one)[0]
+    _shards(folder, one, two | {name: one[name].bfloat16()})
+    with pytest.raises(ModelError, match=rf"{name} is in a\.safetensors and in b\.safetensors"):
+        read()
+
+
+def test_a_tower_that_is_not_used_may_have_scales(read: Read, tmp_path: Path) -> None:
+    """Catches a refusal for layer scales of another modality, which are weights themselves."""
+    tower = {
+        "vision.blocks.0.ls1.scale": torch.ones(4),
+        "vision.blocks.0.ls1.scales": torch.ones(4),
+    }
+    _rewrite(tmp_path / "tiny", lambda tensors: tensors | tower)
+    assert "2 weights of the checkpoint are not used" in read().variant.notes[0]
 
 
 @pytest.mark.parametrize("file", [1, None, ["a.safetensors"], {}, ""])

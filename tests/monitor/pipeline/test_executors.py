@@ -227,7 +227,6 @@ def test_a_killed_worker_changes_no_bit(folder: Path, killing: type[_Killing]) -
     (lost,) = told.sharding["lost"]
     assert "was killed by SIGKILL" in lost
     assert told.sharding["shards"] == 2
-    assert told.sharding["replaced"] <= 1  # one, where enough was left to do
 
 
 @pytest.mark.slow

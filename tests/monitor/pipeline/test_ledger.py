@@ -1,7 +1,7 @@
 """Who measures what: every unit leaves once and in order, whatever happens to the workers."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import pytest
@@ -17,6 +17,7 @@ from quantwatch.errors import (
     CaptureError,
     ModelError,
     PromptError,
+    ResourceError,
     RunStoppedError,
     WorkersLostError,
 )
@@ -102,9 +103,16 @@ def _partial(unit: int, tokens: int = 3) -> Partial:
 class Crew:
     """Workers that do what a script says when they are given a unit: done, or else."""
 
-    def __init__(self, size: int, script: Mapping[tuple[int, int], str], room: int = 99) -> None:
+    def __init__(
+        self,
+        size: int,
+        script: Mapping[tuple[int, int], str],
+        room: int = 99,
+        late: Callable[[int], Event] = lambda number: Opened(number, FACTS, "here:1"),
+    ) -> None:
         self.size = size
         self._room = room
+        self._late = late
         self.closed = 0
         self._script = script
         self._events: list[Event] = [Opened(n, FACTS, "here:1") for n in range(size)]
@@ -114,7 +122,7 @@ class Crew:
         if self.size >= self._room:
             raise OSError("no memory")
         self.size += 1
-        self._events.append(Opened(self.size - 1, FACTS, "here:1"))
+        self._events.append(self._late(self.size - 1))
         return self.size - 1
 
     def give(self, worker: int, unit: int) -> None:
@@ -238,6 +246,31 @@ def test_where_nobody_can_be_started_the_others_go_on() -> None:
         WorkersLostError, match=r"the only worker is gone \(.*; no other .*memory\)"
     ):
         _run(Crew(1, {(0, 0): "dies"}, room=1))
+
+
+LATE: dict[str, tuple[Callable[[int], Event], str]] = {
+    "has no memory": (
+        lambda n: Failed(n, None, ResourceError("not enough memory")),
+        "worker 2, which loads the models again: not enough memory",
+    ),
+    "is killed as it loads": (lambda n: Lost(n, f"worker {n} was killed"), "worker 2 was killed"),
+    "loads another checkpoint": (
+        lambda n: Opened(n, {**FACTS, "threads": 2}, "here:1"),
+        "worker 2 (here:1) would not measure the same numbers: threads is 2 there and 1 here",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_a_replacement_that_is_none_ends_nothing(case: str) -> None:
+    """Catches a night that ends by a worker it could do without, and one more that goes its way."""
+    late, words = LATE[case]
+    crew = Crew(2, {(0, 0): "dies"}, late=late)
+    units, tokens, told = _run(crew)
+    assert (units, tokens) == ([0, 1, 2, 3, 4, 5], 18)
+    assert {worker for worker, _ in crew.given} == {0, 1}
+    assert (crew.size, told["replaced"]) == (3, 0)
+    assert told["lost"] == ["worker 0 was killed", f"no other worker could be started: {words}"]
 
 
 def test_a_replacement_with_other_numbers_is_refused() -> None:

@@ -105,6 +105,7 @@ class _Shift:
         self._facts = facts
         self._there = set(range(crew.size))
         self._idle = set[int]()
+        self._opened = set[int]()
         self._wanted = self._spare = crew.size
         self.num_replaced = 0
         self.lost: list[str] = []
@@ -130,24 +131,45 @@ class _Shift:
         if event is None or event.worker not in self._there:
             return None
         if isinstance(event, Opened):
-            self._compare(event)
+            if not self._is_welcome(event):
+                return None
         elif isinstance(event, Done):
             if not self._ledger.accept(event.worker, event.partial.unit, event.partial):
                 return None
         elif isinstance(event, Failed):
-            raise self._error(event)
+            if event.unit is not None or not self._is_spare(event.worker):
+                raise self._error(event)
+            self._do_without(event.worker, str(self._error(event)))
+            return None
         else:
             self._lose(event)
             return event
         self._idle.add(event.worker)
         return event
 
-    def _compare(self, event: Opened) -> None:
+    def _is_welcome(self, event: Opened) -> bool:
         """Refuse a worker whose numbers may be other ones, naming the first cause."""
-        if (words := first_difference(self._facts, event.facts)) is not None:
-            raise ModelError(
-                f"worker {event.worker} ({event.place}) would not measure the same numbers: {words}"
-            )
+        words = first_difference(self._facts, event.facts)
+        if words is None:
+            self._opened.add(event.worker)
+            return True
+        told = f"worker {event.worker} ({event.place}) would not measure the same numbers: {words}"
+        if self._is_spare(event.worker):
+            self._do_without(event.worker, told)
+            return False
+        late = event.worker >= self._wanted
+        raise ModelError(f"{told}; it began later than the run: run it again" if late else told)
+
+    def _is_spare(self, worker: int) -> bool:
+        """Say whether a worker came later, in the place of a dead one, and others are there."""
+        return worker >= self._wanted and len(self._there) > 1
+
+    def _do_without(self, worker: int, why: str) -> None:
+        """Go on with those that are there, and start nobody else: it would go the same way."""
+        self._there.discard(worker)
+        self._spare = 0
+        self.num_replaced -= 1
+        self.lost.append(f"no other worker could be started: {why}")
 
     def _error(self, event: Failed) -> BaseException:
         """Return what ends the run: the error itself, if it is of a unit as anywhere else."""
@@ -157,6 +179,9 @@ class _Shift:
         return type(error)(f"worker {event.worker}, which loads the models again: {error}")
 
     def _lose(self, event: Lost) -> None:
+        if event.worker not in self._opened and self._is_spare(event.worker):
+            self._do_without(event.worker, event.why)
+            return
         self._there.discard(event.worker)
         self._idle.discard(event.worker)
         self.lost.append(event.why)

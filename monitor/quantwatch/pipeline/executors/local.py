@@ -84,7 +84,13 @@ class _Worker:
         self._attending = threading.Thread(
             target=self._attend, args=(job,), name=f"worker {number}", daemon=True
         )
-        self._attending.start()
+        try:
+            self._attending.start()
+        except RuntimeError as error:  # no more threads here: the process is nobody's
+            self.process.kill()
+            self.process.wait()
+            os.close(self._results)
+            raise OSError(f"worker {number}: {error}") from error
 
     def send(self, value: object) -> None:
         """Send a value; to a process that is dead, nothing."""

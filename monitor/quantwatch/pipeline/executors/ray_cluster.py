@@ -65,7 +65,7 @@ def _found(address: str) -> str:
         return address
     try:
         from ray._private.services import canonicalize_bootstrap_address
-    except ImportError:  # of another release: `_join` refuses it in Ray's own time
+    except ImportError:  # of another release: `join` refuses it in Ray's own time
         return address
     try:
         return canonicalize_bootstrap_address(address) or address
