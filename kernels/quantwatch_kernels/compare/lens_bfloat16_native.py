@@ -48,7 +48,8 @@ def fused_sums_bfloat16(
 
     Hand in `PAIRS` rows at a time.
     """
-    return add_up(map(finish, _products(pair, weight)), len(pair[0]), len(weight))
+    pieces = map(finish, _products(pair, weight))
+    return add_up(pieces, len(pair[0]), len(weight), torch.get_num_threads())
 
 
 def _products(pair: tuple[Tensor, Tensor], weight: Tensor) -> Iterator[Tensor]:
