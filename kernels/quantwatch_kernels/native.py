@@ -5,9 +5,13 @@ kept in the user's cache under the hash of source, headers beside it, flags and 
 be loaded is built anew. Nothing of torch is compiled against, so any torch can load it
 (`torch.utils.cpp_extension` compiles torch's headers and binds the result to one release). Without
 a compiler `why_not_built` says so; callers then use their torch path, counted as a fallback.
+
+A library that works in several threads (`spread.h`) is given torch's, where those are OpenMP's;
+elsewhere it works in the calling one.
 """
 
 import ctypes
+import functools
 import hashlib
 import os
 import platform
@@ -18,6 +22,7 @@ import tempfile
 from pathlib import Path
 
 import platformdirs
+import torch
 
 __all__ = ["NATIVE_ERRORS", "library", "why_not_built"]
 
@@ -35,10 +40,32 @@ def library(source: Path, *flags: str) -> ctypes.CDLL:
     """
     path = _path(source, flags)
     try:
-        return ctypes.CDLL(str(path))
+        return _loaded(path)
     except OSError:  # it isn't there, or a crash left a part of it
         _build(source, flags, path)
-    return ctypes.CDLL(str(path))
+    return _loaded(path)
+
+
+def _loaded(path: Path) -> ctypes.CDLL:
+    found = ctypes.CDLL(str(path))
+    if hasattr(found, "spread_on"):
+        found.spread_on(ctypes.c_void_p(_team()))
+    return found
+
+
+@functools.cache
+def _team() -> int | None:
+    """Return the address of the function that runs work on torch's threads, None without one.
+
+    Looked up in torch's library and what it depends on: another OpenMP in this process has other
+    threads.
+    """
+    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        run = ctypes.CDLL(str(path)).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    return ctypes.cast(run, ctypes.c_void_p).value
 
 
 def why_not_built(source: Path, *flags: str) -> str | None:

@@ -35,7 +35,7 @@ from quantwatch_kernels.compare.sketch_sums import Sums, sketch_sums
 __all__ = ["Estimate", "estimated_kl"]
 
 _ROWS = 1024
-"""Rows at a time, whose normed states take a few megabytes. Threads start anew for each part."""
+"""Rows at a time, whose normed states take a few megabytes."""
 
 
 class Estimate(NamedTuple):

@@ -14,7 +14,7 @@ from quantwatch_kernels.native import library, why_not_built
 __all__ = ["native_head_rows", "why_not_gathered"]
 
 _SOURCE = Path(__file__).with_name("sketch.cpp")
-_FLAGS = ("-ffp-contract=fast", "-fno-trapping-math", "-pthread")
+_FLAGS = ("-ffp-contract=fast", "-fno-trapping-math")
 _FUNCTIONS = {torch.float32: "head_rows_float32", torch.bfloat16: "head_rows_bfloat16"}
 
 

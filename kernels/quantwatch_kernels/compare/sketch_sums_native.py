@@ -14,11 +14,11 @@ from quantwatch_kernels.native import library, why_not_built
 __all__ = ["native_sums", "why_not_summed"]
 
 _SOURCE = Path(__file__).with_name("sketch_sums.cpp")
-_FLAGS = ("-ffp-contract=fast", "-fno-trapping-math", "-pthread")
+_FLAGS = ("-ffp-contract=fast", "-fno-trapping-math")
 _ROW = 8
 """Numbers per row: `Found` in sketch_sums.cpp."""
-_LEAST = 1 << 17
-"""Logits that are worth a thread of their own, half a millisecond: starting one takes a tenth."""
+_LEAST = 1 << 13
+"""Logits that are worth a thread, 30 µs."""
 
 
 @functools.cache

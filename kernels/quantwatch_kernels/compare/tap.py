@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quantwatch_kernels.compare.exact import compare_exactly
 from quantwatch_kernels.compare.rows import check_pair, chunks, kl_rows
-from quantwatch_kernels.compare.tap_native import native_norms, why_not_passed
+from quantwatch_kernels.compare.tap_native import CANDIDATES, native_norms, why_not_passed
 from quantwatch_kernels.compare.workspace import workspace
 from quantwatch_kernels.registry import Op
 
@@ -87,20 +87,30 @@ def _tap_aten(h_ref: Tensor, h_cand: Tensor) -> TapStatistics:
 
 
 def tap_norms(h_ref: Tensor, h_cand: Tensor) -> TapNorms:
-    """Return the norms of `tap_statistics` alone, for hidden states [n, H] that fit each other.
+    """Return the norms of `tap_statistics` alone, for hidden states [n, H] on one device.
 
     Who compares a hundred taps finishes them together with `statistics_of`: a dozen operations on n
-    numbers cost as much as the pass over n·H. Compiled code takes float32 on the CPU.
+    numbers cost as much as the pass over n·H. Compiled code takes float32 on the CPU, of the
+    candidate bfloat16, too.
     """
-    fits = all(h.device.type == "cpu" and h.dtype == torch.float32 for h in (h_ref, h_cand))
-    return NORMS.run(NORMS.preferred("native" if fits else "aten"), h_ref, h_cand)
+    if _why_not_taken(h_ref, h_cand):
+        dtype = torch.promote_types(h_ref.dtype, torch.promote_types(h_cand.dtype, torch.float32))
+        h_ref = h_ref.to(dtype)
+        h_cand = h_cand if _why_not_taken(h_ref, h_cand) is None else h_cand.to(dtype)
+    usual = "aten" if _why_not_taken(h_ref, h_cand) else "native"
+    return NORMS.run(NORMS.preferred(usual), h_ref, h_cand)
+
+
+def _why_not_taken(h_ref: Tensor, h_cand: Tensor) -> str | None:
+    for h, dtypes in ((h_ref, (torch.float32,)), (h_cand, CANDIDATES)):
+        if h.device.type != "cpu" or h.dtype not in dtypes:
+            taken = " or ".join(map(str, dtypes))
+            return f"tap.cpp takes {taken} on the CPU, not {h.dtype} on {h.device}"
+    return None
 
 
 def _why_not_native(h_ref: Tensor, h_cand: Tensor) -> str | None:
-    for h in (h_ref, h_cand):
-        if h.device.type != "cpu" or h.dtype != torch.float32:
-            return f"tap.cpp takes float32 on the CPU, not {h.dtype} on {h.device}"
-    return why_not_passed()
+    return _why_not_taken(h_ref, h_cand) or why_not_passed()
 
 
 @NORMS.register("native", _why_not_native)

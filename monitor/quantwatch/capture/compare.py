@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from quantwatch.capture.basis import other_inputs
 from quantwatch.capture.batches import Batch
 from quantwatch.capture.calls import Call, hidden_output
-from quantwatch.capture.isolated import Isolation, comparable
+from quantwatch.capture.isolated import Isolation
 from quantwatch.capture.probe import Probe
 from quantwatch.capture.routers import Choices
 from quantwatch.capture.trace import Trace
@@ -75,7 +75,7 @@ class _Comparison:
     """Compares every tap with the trace as soon as it fires."""
 
     def __init__(self, probe: Probe, batch: Batch, trace: Trace, exact: bool) -> None:
-        changed = other_inputs(probe.model)
+        changed = other_inputs(probe.model) if trace.passages else {}
         passages = {s: passage for s, passage in trace.passages.items() if s not in changed}
         self.isolation = Isolation(probe, batch, passages, exact=exact)
         self._probe = probe
@@ -116,7 +116,7 @@ class _Comparison:
                 f"{self._probe.name}: {scope} is {hidden.shape[-1]} wide, "
                 f"the reference's is {reference.shape[-1]}"
             )
-        self._norms[scope] = tap_norms(*comparable(reference, hidden))
+        self._norms[scope] = tap_norms(reference, hidden.to(reference.device))
         if is_layer(scope):
             self._layers[scope] = self._batch.copy(output)
 

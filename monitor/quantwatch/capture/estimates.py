@@ -19,7 +19,7 @@ from quantwatch.capture.isolated import comparable
 from quantwatch.capture.layers import LayerReading
 from quantwatch.capture.layout import Layout
 from quantwatch.capture.outputs import chunk_rows
-from quantwatch.capture.sketches import LayerSketch, side_by_side
+from quantwatch.capture.sketches import LayerSketch, parts_of, side_by_side
 from quantwatch.domain import Scope, TokenMatrix
 from quantwatch_kernels.compare.lens import LensStatistics, Readout, lens_statistics
 from quantwatch_kernels.compare.sketch_estimate import estimated_kl
@@ -50,13 +50,14 @@ def estimate_layers(
     Rows that an estimate can't answer for are read in full.
     """
     scopes, found = tuple(layers), []
-    theirs = side_by_side([pair[0] for pair in layers.values()], layout)
-    ours = side_by_side([pair[1] for pair in layers.values()], layout)
-    for (part, before), (_, after) in zip(theirs, ours, strict=True):
-        estimate = estimated_kl(after.to(before.device), sketch.part(part, scopes), readout)
+    theirs, ours = ([pair[side] for pair in layers.values()] for side in (0, 1))
+    for part in parts_of(layout):
+        kept, after = sketch.part(part, scopes), side_by_side(ours, layout, part)
+        estimate = estimated_kl(after.to(kept.ids.device), kept, readout)
         columns = torch.stack([estimate.kl, *(getattr(estimate, name) for name in _DEVIATIONS)])
         again = estimate.unanswered.nonzero().flatten()
         if len(again):
+            before = side_by_side(theirs, layout, part)
             pair = comparable(before[again], after[again.to(after.device)])
             chunk = chunk_rows(readout, len(again))
             columns[:, again] = torch.stack(lens_statistics(*pair, readout, chunk=chunk))

@@ -50,20 +50,25 @@ def sketch_layers(
     layers = {scope: hidden for scope, hidden in taps.items() if is_layer(scope)}
     seeds = _seeds(layout, len(layers))
     found = []
-    for part, theirs in side_by_side(list(layers.values()), layout):
+    for part in parts_of(layout):
+        theirs = side_by_side(list(layers.values()), layout, part)
         rows = slice(part.start * len(layers), part.stop * len(layers))
         sizes = plan.sketch_top, plan.sketch_draws
         found.append(sketch_rows(theirs, readout, *sizes, seeds[rows]))
     return LayerSketch(tuple(layers), join(found))
 
 
-def side_by_side(layers: Sequence[Tensor], layout: Layout) -> Iterator[tuple[slice, Tensor]]:
-    """Yield positions among the scored ones and the layers' rows there [positions · L, H]."""
+def parts_of(layout: Layout) -> Iterator[slice]:
+    """Yield the scored positions' numbers, a few positions at a time."""
     for start in range(0, len(layout.rows), TOKENS_AT_A_TIME):
-        part = slice(start, min(start + TOKENS_AT_A_TIME, len(layout.rows)))
-        rows = layout.rows[part].to(layers[0].device)
-        hidden = torch.stack([layer[rows] for layer in layers], dim=1).flatten(0, 1)
-        yield part, hidden if hidden.dtype == torch.float64 else hidden.float()
+        yield slice(start, min(start + TOKENS_AT_A_TIME, len(layout.rows)))
+
+
+def side_by_side(layers: Sequence[Tensor], layout: Layout, part: slice) -> Tensor:
+    """Return the layers' rows at some of the scored positions [positions · L, H]."""
+    rows = layout.rows[part].to(layers[0].device)
+    hidden = torch.stack([layer[rows] for layer in layers], dim=1).flatten(0, 1)
+    return hidden if hidden.dtype == torch.float64 else hidden.float()
 
 
 def _seeds(layout: Layout, num_layers: int) -> Tensor:

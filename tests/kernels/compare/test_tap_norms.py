@@ -48,6 +48,21 @@ def test_equals_float64(backend: str, width: int, scale: float) -> None:
         assert_close(found / scale, truth, rtol=1e-14, atol=0)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("reference", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("candidate", [torch.bfloat16, torch.float16])
+def test_narrow_dtypes_lose_nothing(
+    backend: str, reference: torch.dtype, candidate: torch.dtype
+) -> None:
+    """Catches 16 bits that are read as others, and a difference that is taken in them."""
+    torch.manual_seed(3)
+    h = torch.randn(9, 100).to(reference)
+    other = (h.float() + 1e-2 * torch.randn(9, 100)).to(candidate)
+    expected = norms(backend, h.float(), other.float())
+    for found, truth in zip(norms(backend, h, other), expected, strict=True):
+        assert found.tolist() == truth.tolist()
+
+
 ODD = {
     "no number": ([NAN, 1.0], (NAN, NAN, NAN, NAN)),
     "no number at last": ([1.0, NAN], (NAN, NAN, NAN, NAN)),
@@ -58,12 +73,13 @@ ODD = {
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", ODD)
-def test_odd_rows(backend: str, case: str) -> None:
+def test_odd_rows(backend: str, dtype: torch.dtype, case: str) -> None:
     """Catches a maximum that loses a NaN, and one that spreads to the neighbours."""
     other, expected = ODD[case]
     h = torch.tensor([[3.0, 4.0], [3.0, 4.0], [3.0, 4.0]])
-    found = norms(backend, h, torch.tensor([[3.0, 4.0], other, [4.0, 3.0]]))
+    found = norms(backend, h, torch.tensor([[3.0, 4.0], other, [4.0, 3.0]], dtype=dtype))
     assert found.reference.tolist() == [5.0, 5.0, 5.0]
     for column, value in zip(found[1:], expected, strict=True):
         assert str(column[1].item()) == str(value)
@@ -73,13 +89,14 @@ def test_odd_rows(backend: str, case: str) -> None:
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_depends_on_itself_alone(
-    monkeypatch: pytest.MonkeyPatch, view: str, num_threads: int
+    monkeypatch: pytest.MonkeyPatch, view: str, num_threads: int, dtype: torch.dtype
 ) -> None:
     """Catches strides that are taken for widths, and rows that two threads share."""
     monkeypatch.setattr(tap_native, "_LEAST", 1)
     torch.manual_seed(2)
-    h, other = (VIEWS[view](torch.randn(40, 96)) for _ in range(2))
+    h, other = VIEWS[view](torch.randn(40, 96)), VIEWS[view](torch.randn(40, 96).to(dtype))
     with threads(num_threads):
         whole = norms("native", h, other)
     alone = [norms("native", h[i : i + 1].clone(), other[i : i + 1].clone()) for i in range(len(h))]
