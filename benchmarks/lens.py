@@ -3,11 +3,11 @@
 Hidden states of SmolLM2-135M's layers and of its INT8 variant go through the reference's norm and
 head (one sentence again and again). Straightforward: logits of all rows at once, log-softmax, Σ p
 (ln p − ln q); in float64, which is what small divergences need to be right, and in float32, which
-is wrong by 1 % at bfloat16's drift and negative below. `fused, bfloat16` multiplies in bfloat16;
-how far that is off at all layers is what lens_errors.py prints. Each round calls everything once,
-in an order that rotates; the figure is the median ratio of a round, threads pinned to cores: of
-processor time with one thread, since others may be at work, else of wall time. Memory is the
-process's peak above what it had before the call.
+is wrong by 1 % at bfloat16's drift and negative below. `fused, int16` and `fused, bfloat16`
+multiply 16-bit factors; how far those are off at all layers is what lens_errors.py prints. Each
+round calls everything once, in an order that rotates; the figure is the median ratio of a round,
+threads pinned to cores: of processor time with one thread, since others may be at work, else of
+wall time. Memory is the process's peak above what it had before the call.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,9 +30,8 @@ from quantwatch.capture.readout import readout_of
 from quantwatch.config.schema import VariantConfig
 from quantwatch.models.loaded import LoadedModel
 from quantwatch.models.loading import load_variant
-from quantwatch_kernels.compare.lens import Readout, lens_statistics
-from quantwatch_kernels.compare.lens_bfloat16_native import why_not_native_bfloat16
-from quantwatch_kernels.compare.lens_native import why_not_native
+from quantwatch_kernels.compare.lens import Products, Readout, lens_statistics
+from quantwatch_kernels.compare.lens_words_native import why_not_words
 from quantwatch_kernels.compare.workspace import workspace
 from quantwatch_kernels.registry import prefer
 
@@ -65,19 +65,9 @@ def straightforward(dtype: torch.dtype, readout: Readout, h: Tensor, other: Tens
     return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
-def whole_rows(readout: Readout, h: Tensor, other: Tensor) -> Tensor:
-    with prefer("aten"):
-        return lens_statistics(h, other, readout).kl
-
-
-def fused(readout: Readout, h: Tensor, other: Tensor) -> Tensor:
-    with prefer("native"):
-        return lens_statistics(h, other, readout).kl
-
-
-def fused_bfloat16(readout: Readout, h: Tensor, other: Tensor) -> Tensor:
-    with prefer("native"):
-        return lens_statistics(h, other, readout, products="bfloat16").kl
+def ours(backend: str, products: Products, readout: Readout, h: Tensor, other: Tensor) -> Tensor:
+    with prefer(backend):
+        return lens_statistics(h, other, readout, products=products).kl
 
 
 def product_alone(readout: Readout, h: Tensor, other: Tensor) -> Tensor:
@@ -88,11 +78,14 @@ def product_alone(readout: Readout, h: Tensor, other: Tensor) -> Tensor:
 
 
 WAYS: dict[str, Callable[[Readout, Tensor, Tensor], Tensor]] = {
-    "fused": fused,
-    "fused, bfloat16": fused_bfloat16,
-    "straightforward, float64": lambda *args: straightforward(torch.float64, *args),
-    "straightforward, float32": lambda *args: straightforward(torch.float32, *args),
-    "whole rows": whole_rows,
+    "fused": partial(ours, "native", "float32"),
+    "fused, int16": partial(ours, "native", "int16"),
+    "fused, bfloat16": partial(ours, "native", "bfloat16"),
+    "straightforward, float64": partial(straightforward, torch.float64),
+    "straightforward, float32": partial(straightforward, torch.float32),
+    "whole rows": partial(ours, "aten", "float32"),
+    "whole rows, int16": partial(ours, "aten", "int16"),
+    "whole rows, bfloat16": partial(ours, "aten", "bfloat16"),
     "products alone": product_alone,
 }
 
@@ -147,8 +140,7 @@ def measure(tokens: int, layer: int, rounds: int) -> dict[str, Any]:
         "layer": layer,
         "mean_kl": float(truth.mean()),
         "ms_per_token": {n: round(1e3 * median(t) / tokens, 3) for n, t in times.items()},
-        "ratio_to_fused": ratios(times, "fused"),
-        "ratio_to_fused_bfloat16": ratios(times, "fused, bfloat16"),
+        "ratio_to": {unit: ratios(times, unit) for unit in names if unit.startswith("fused")},
         "relative_error_to_float64_twin": {
             n: abs(float(k.mean() / truth.mean()) - 1) for n, k in kl.items()
         },
@@ -168,7 +160,7 @@ def main() -> None:
     torch.set_num_threads(chosen.threads)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[-chosen.threads :])
-    reason = why_not_native() or why_not_native_bfloat16()
+    reason = why_not_words("int16") or why_not_words("bfloat16")
     if reason is not None:
         raise SystemExit(f"nothing to measure: {reason}")
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""How far the lens in bfloat16 products is off, layer by layer, against float64. Prints JSON.
+"""How far the lens of 16-bit factors is off, layer by layer, against float64. Prints JSON.
 
 Every layer's output of SmolLM2-135M and of a candidate at every token of windows of core-v1, read
 off through the reference's norm and head. The truth has products and softmax in float64; the fused
@@ -21,12 +21,15 @@ from quantwatch.config.schema import SuiteConfig
 from quantwatch.domain import FINAL_NORM
 from quantwatch.models.loaded import LoadedModel
 from quantwatch.prompts.loading import load_suite
-from quantwatch_kernels.compare.lens import LensStatistics, Readout, lens_statistics
+from quantwatch_kernels.compare.lens import LensStatistics, Products, Readout, lens_statistics
 from quantwatch_kernels.registry import fallbacks
 
 ROWS = 32
-WAYS = ("bfloat16", "float32")
-BUDGET = {"layer": 0.01, "median_token": 0.01}
+WAYS: tuple[Products, ...] = ("bfloat16", "int16", "float32")
+BUDGET = {
+    "bfloat16": {"layer": 0.01, "median_token": 0.01},
+    "int16": {"layer": 0.0005, "median_token": 0.0005},
+}
 
 
 def windows(model: LoadedModel, tokens: int) -> list[list[int]]:
@@ -96,7 +99,7 @@ def measure(name: str, reference: LoadedModel, theirs: list[Tensor], texts: Any)
     for h, other in zip(theirs, layers(load(name), texts), strict=True):
         right = truth(readout, weight, h, other)
         for way in WAYS:
-            found = lens_statistics(h, other, readout, products=way)  # type: ignore[arg-type]
+            found = lens_statistics(h, other, readout, products=way)
             kl[way].append(errors(found.kl, right.kl))
             k5[way].append(errors(found.topk_logit_deviation_k5, right.topk_logit_deviation_k5))
     return {

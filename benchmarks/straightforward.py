@@ -4,9 +4,9 @@ Straightforward: both models with all hidden states, `--batch` tokens at once; e
 the reference's norm and head at every position, one layer's logits alive at a time, log-softmax,
 KL, top-5 deviation, relative error; in float32, and in float64 after the products, which small
 divergences need. Ours, the same taps and statistics without isolated errors: every layer at every
-position (`exact`, and with bfloat16 products `exact_bfloat16`), at 8 of 256 (`sampled`), every
-position estimated on a first night that records its reference (`estimated`) and on a second one
-that reads it (`warm`).
+position (`exact`, with 16-bit factors `exact_int16` and `exact_bfloat16`), at 8 of 256 (`sampled`),
+every position estimated on a first night that records its reference (`estimated`) and on a second
+one that reads it (`warm`).
 
 SmolLM2-135M float32 against INT8 `dequantized`, windows of 256 tokens of core-v1. Each way runs
 once a round on the same windows; ratios are within a round, of processor time with one thread, else
@@ -48,6 +48,7 @@ from quantwatch.telemetry import environment
 ESTIMATED = replace(OUTPUT_ONLY, lens_positions=8, lens="estimated")
 PLANS = {
     "exact": FULL_LENS,
+    "exact_int16": replace(FULL_LENS, lens_products="int16"),
     "exact_bfloat16": replace(FULL_LENS, lens_products="bfloat16"),
     "sampled": replace(OUTPUT_ONLY, lens_positions=8),
     "estimated": ESTIMATED,

@@ -180,9 +180,10 @@ def test_who_asks_for_an_operator() -> None:
     assert found["int8_linear"].known
     assert who("lowbit_linear") == [("w8a8", "aten")]
     assert (found["lens_statistics"].measures, found["tap_statistics"].measures) == (1, 2)
-    rounded = {"nightly": {"lens_products": "bfloat16"}, "empty": {"lens_products": "float32"}}
-    lenses = kernel_uses.uses(("lens_statistics", "lens_bfloat16"), rounded)
-    assert [lenses[name].measures for name in ("lens_statistics", "lens_bfloat16")] == [1, 1]
+    checks = {name: {"lens_products": name} for name in ("float32", "bfloat16", "int16")}
+    lenses = ("lens_statistics", "lens_bfloat16", "lens_int16")
+    measured = kernel_uses.uses(lenses, {**checks, "another": {"lens_products": "int16"}})
+    assert [measured[name].measures for name in lenses] == [1, 1, 2]
     assert who("paged_attention") == [("later", None)]
     assert not found["hadamard"].known
 

@@ -21,11 +21,12 @@ _MEASURING = {
     "feature_kl": "",
     "lens_statistics": "lens_positions",
     "lens_bfloat16": "lens_products",
+    "lens_int16": "lens_products",
     "head_rows": "lens",
     "isolated_error": "isolated_fraction",
 }
 """Operators that every check measures with → the setting that is 0 where it doesn't."""
-_CHOSEN = {"head_rows": "estimated", "lens_bfloat16": "bfloat16"}
+_CHOSEN = {"head_rows": "estimated", "lens_bfloat16": "bfloat16", "lens_int16": "int16"}
 """Operators that a check measures with where the setting is this word."""
 _BY_BITS = {8: "int8_linear", 4: "int4_linear"}
 _OTHER_BITS = "lowbit_linear"
@@ -107,7 +108,7 @@ def _uses(
 
 
 def _is_set(config: Json, setting: str, word: str | None) -> bool:
-    if setting == "lens_positions" and config.get("lens_products") == "bfloat16":
+    if setting == "lens_positions" and config.get("lens_products", "float32") != "float32":
         return False  # another operator reads them
     if word is not None:
         return bool(config.get(setting) == word)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from quantwatch_kernels.compare.exact import compare_exactly
-from quantwatch_kernels.compare.lens_bfloat16 import LENS_BFLOAT16, why_not_bfloat16
 from quantwatch_kernels.compare.lens_native import (
     PAIRS,
     fused_sums,
     why_not_native,
 )
+from quantwatch_kernels.compare.lens_rounded import LENS_ROUNDED, why_not_rounded
 from quantwatch_kernels.compare.lens_rows import (
     LensStatistics,
     Pair,
@@ -35,11 +35,12 @@ __all__ = [
     "Readout",
     "lens_kl",
     "lens_statistics",
-    "why_not_bfloat16",
+    "why_not_rounded",
 ]
 
-Products = Literal["float32", "bfloat16"]
-"""In what hidden states and head are multiplied; bfloat16 has a stated error (lens_bfloat16)."""
+Products = Literal["float32", "int16", "bfloat16"]
+"""In what hidden states and head are multiplied; 16-bit factors have a stated error, see
+lens_rounded."""
 
 LENS: Op[[Tensor, Tensor, Readout, int], LensStatistics] = Op("lens_statistics")
 
@@ -56,17 +57,17 @@ def lens_statistics(
 
     The head's weights are read once per chunk and model: hand in the rows of many layers at once.
     Finite rows that are equal bit for bit are 0 without being read off. Raises ValueError for
-    shapes that don't fit, chunk < 1, or products in bfloat16 with a head that has none.
+    shapes that don't fit, chunk < 1, or products of 16-bit factors with a head that has none.
     """
     check_pair("hidden states", h_ref, h_cand)
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1; it is {chunk}.")
     with torch.no_grad():
-        if products == "bfloat16":
-            if reason := why_not_bfloat16(readout.head):
-                raise ValueError(f"no products in bfloat16: {reason}.")
-            backend = LENS_BFLOAT16.preferred("native")
-            return LENS_BFLOAT16.run(backend, h_ref, h_cand, readout, chunk)
+        if products != "float32":
+            if reason := why_not_rounded(readout.head):
+                raise ValueError(f"no products in {products}: {reason}.")
+            op = LENS_ROUNDED[products]
+            return op.run(op.preferred("native"), h_ref, h_cand, readout, chunk)
         # Elsewhere pieces aren't wanted in the first place: nothing falls back.
         usual = "native" if h_ref.device.type == "cpu" else "aten"
         return LENS.run(LENS.preferred(usual), h_ref, h_cand, readout, chunk)

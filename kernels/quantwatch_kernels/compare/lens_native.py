@@ -22,7 +22,7 @@ from quantwatch_kernels.native import library, why_not_built
 __all__ = ["COLUMNS", "PAIRS", "add_up", "fused_sums", "why_not_native"]
 
 _SOURCE = Path(__file__).with_name("lens.cpp")
-_FLAGS = ("-ffp-contract=fast", "-fno-trapping-math", "-pthread")
+_FLAGS = ("-ffp-contract=fast", "-fno-trapping-math")
 PAIRS = 128
 """Rows per call: more gain nothing, fewer read the head's weights too often."""
 COLUMNS = 1024
@@ -60,25 +60,21 @@ def fused_sums(
     """
     both = torch.cat(pair)
     pieces = (finish(_products(both, part)) for part in torch.split(weight, COLUMNS))
-    # On one thread: those of torch's product wait for the next one without giving up their cores.
-    # With two of ours beside two of them, products and sums took 1.3 times as long.
-    return add_up(pieces, len(pair[0]), len(weight), threads=1)
+    return add_up(pieces, len(pair[0]), len(weight))
 
 
-def add_up(
-    pieces: Iterable[Tensor], rows: int, width: int, threads: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def add_up(pieces: Iterable[Tensor], rows: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
     """Compare both models' logits, float32 [2 · rows, columns] piece by piece, `width` ids in all.
 
     Returns as `fused_sums` does, whatever the number of threads.
     """
     state = np.zeros(rows, _State)
     state["maximum"] = state["top"] = -np.inf
-    take = _take()
+    take, threads = _take(), torch.get_num_threads()
     for z in pieces:
         take(
             *(z.data_ptr(), z[rows:].data_ptr(), rows, z.shape[1], z.stride(0)),
-            *(state.ctypes.data, max(1, min(threads, rows))),
+            *(state.ctypes.data, threads),
         )
     return _finish(state, width)
 

@@ -48,7 +48,8 @@ def in_pieces(
         normed = readout.normed(pair[0][part]), readout.normed(pair[1][part])
         out[:, part] = torch.stack(sums(normed, weight))
     whole = rows[out[0, rows].isnan()]
-    out[:, whole] = torch.stack(again((pair[0][whole], pair[1][whole])))
+    if len(whole):  # for none of them, too, a head would be rounded
+        out[:, whole] = torch.stack(again((pair[0][whole], pair[1][whole])))
     return LensStatistics(*out)
 
 
@@ -58,7 +59,8 @@ def whole_rows(pair: Pair, chunk: int, name: str, logits: Callable[[Pair], Pair]
     `name` is the operator that rows done in float64 are counted for.
     """
     out = torch.zeros(3, len(pair[0]), dtype=torch.float64, device=pair[0].device)
-    for rows in torch.split(_differing(*pair), chunk):
+    differing = _differing(*pair)
+    for rows in torch.split(differing, chunk) if len(differing) else ():
         z_ref, z_cand = logits((pair[0][rows], pair[1][rows]))
         ids = top_k(z_ref, 5)
         kl = kl_rows(name, z_ref, z_cand)

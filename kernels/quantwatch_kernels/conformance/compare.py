@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from quantwatch_kernels.compare.lens import LENS, LensStatistics, Readout
-from quantwatch_kernels.compare.lens_bfloat16 import LENS_BFLOAT16
+from quantwatch_kernels.compare.lens_rounded import LENS_ROUNDED
 from quantwatch_kernels.compare.output import LEAKED, OUTPUT, Heads
 from quantwatch_kernels.compare.sketch import HEAD_ROWS
 from quantwatch_kernels.compare.tap import FEATURE, ISOLATED, NORMS, TAP
@@ -25,6 +25,7 @@ from quantwatch_kernels.conformance.case import (
     reference_case,
     scale_of,
 )
+from quantwatch_kernels.registry import Op
 
 __all__ = ["compare_cases"]
 
@@ -39,7 +40,7 @@ def compare_cases() -> tuple[OpCase, ...]:
     return (
         reference_case(OUTPUT, _output, _within(1e-4), _WIDE),
         OpCase(LENS, "", _lens, _within(1e-4), _WIDE),
-        OpCase(LENS_BFLOAT16, "", _rounded_lens, _within(1e-4), _WIDE, dtypes=(torch.float32,)),
+        *map(_rounded_lens, LENS_ROUNDED.values()),
         OpCase(HEAD_ROWS, "", _rows, _rounding, _WIDE),
         reference_case(FEATURE, _pair, _within(1e-4), _SHAPES),
         reference_case(NORMS, _pair, _within(1e-12), _SHAPES),
@@ -84,13 +85,16 @@ def _lens(ask: Ask) -> Made:
     return Made((reference, candidate, _readout(head), 2), tuple(twin), scales)
 
 
-def _rounded_lens(ask: Ask) -> Made:
-    # Nothing of the twin is rounded but the factors, so it need not have another head.
-    reference, candidate = _pair(ask, 0.3)
-    head = _head(_head_weight(ask.shape[1], dense=True).to(ask.device, ask.dtype))
-    args = (reference, candidate, _readout(head), 2)
-    twin: LensStatistics = LENS_BFLOAT16.run("reference", *args)
-    return Made(args, tuple(twin), tuple(map(scale_of, twin)))
+def _rounded_lens(op: Op[..., LensStatistics]) -> OpCase:
+    def make(ask: Ask) -> Made:
+        # Nothing of the twin is rounded but the factors, so it need not have another head.
+        reference, candidate = _pair(ask, 0.3)
+        head = _head(_head_weight(ask.shape[1], dense=True).to(ask.device, ask.dtype))
+        args = (reference, candidate, _readout(head), 2)
+        twin = op.run("reference", *args)
+        return Made(args, tuple(twin), tuple(map(scale_of, twin)))
+
+    return OpCase(op, "", make, _within(1e-4), _WIDE, dtypes=(torch.float32,))
 
 
 def _rows(ask: Ask) -> Made:

@@ -11,6 +11,8 @@ from quantwatch.domain import Scope
 from quantwatch.models.quiet import shorten
 from quantwatch_kernels.registry import Watch
 
+_OFF_BY = {"bfloat16": "half a percent", "int16": "a seventieth of a percent"}
+
 
 def event_words(watch: Watch, overflows: Mapping[str, int]) -> tuple[str, ...]:
     """Return one sentence per kind of event, the most frequent first; none when all went well.
@@ -29,13 +31,13 @@ def chunk_words(count: int, *, estimated: bool = False) -> tuple[str, ...]:
     return (f"{_times(count, 'prompt')} went through in chunks: {partly}",)
 
 
-def products_words(*, rounded: bool) -> tuple[str, ...]:
-    """Say that the lens was less precise than it could be, where it was asked to."""
-    if not rounded:
+def products_words(products: str) -> tuple[str, ...]:
+    """Say that the lens rounded what it multiplied, where it was asked to."""
+    if products == "float32":
         return ()
     return (
-        'lens_products = "bfloat16": per-layer KL and top-k deviations are of rounded products; a '
-        "token's KL is off by half a percent in the median, as measured on SmolLM2-135M "
+        f'lens_products = "{products}": per-layer KL and top-k deviations are of rounded factors; '
+        f"a token's KL is off by {_OFF_BY[products]} in the median, as measured on SmolLM2-135M "
         "(docs/performance.md)",
     )
 

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
+from quantwatch.config.lens import Products
 from quantwatch.domain import Suite
 from quantwatch.telemetry import canonical_sha
 
@@ -38,8 +39,8 @@ class CapturePlan:
     """Tokens per chunk of a prompt that is longer; None: every prompt goes through at once."""
     lens: Literal["sampled", "estimated"] = "sampled"
     """estimated: beside the sample, every layer's KL at every scored position is estimated."""
-    lens_products: Literal["float32", "bfloat16"] = "float32"
-    """In what the lens multiplies hidden states with the head; bfloat16 is faster, less precise."""
+    lens_products: Products = "float32"
+    """In what the lens multiplies hidden states with the head; all but float32 are faster."""
     sketch_top: int = 64
     """Largest lens logits of the reference that the estimate keeps."""
     sketch_draws: int = 96
@@ -53,8 +54,8 @@ class CapturePlan:
 
     @property
     def rounds_lens(self) -> bool:
-        """Whether anything is read through a lens that multiplies in bfloat16."""
-        return self.lens_products == "bfloat16" and self.lens_positions > 0
+        """Whether anything is read through a lens that rounds what it multiplies to 16 bits."""
+        return self.lens_products != "float32" and self.lens_positions > 0
 
     @property
     def sha(self) -> str:

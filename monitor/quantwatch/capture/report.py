@@ -36,8 +36,8 @@ class CaptureReport:
     """Prompts that went through in chunks; isolated errors are of their first chunks."""
     has_estimates: bool = False
     """Whether layers are estimated where they aren't read; in chunks they never are."""
-    rounds_lens: bool = False
-    """Whether the lens multiplied in bfloat16."""
+    lens_products: str = "float32"
+    """What the lens multiplied in."""
     noise_floor_sources: dict[str, str] = field(default_factory=dict)
     """Condition of the noise floor → `measured`, or why it isn't."""
     num_padding_tokens: int = 0

@@ -147,7 +147,7 @@ def _run(whole: Pass, fold: Fold, spread: Spread | None, progress: Progress) -> 
     report.num_padding_tokens = sum(batch.num_padding for batch in course.batches)
     report.chunked_prompts = len(course.long)
     report.has_estimates = course.plan.lens == "estimated"
-    report.rounds_lens = course.plan.rounds_lens
+    report.lens_products = course.plan.lens_products if course.plan.rounds_lens else "float32"
     progress.start("measure", whole.num_tokens)
     if spread is None:
         whole.run(course.batches, progress)

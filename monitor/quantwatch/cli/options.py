@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from quantwatch.config.lens import Products as _Products
+
 Format = Literal["md", "html", "junit", "json"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Execution = Literal["dequantized", "aten", "reference"]
@@ -51,8 +53,8 @@ Chunk = Annotated[
     int | None, typer.Option("--prefill-chunk", min=1, help="Longer prompts go in such chunks.")
 ]
 Products = Annotated[
-    Literal["float32", "bfloat16"],
-    typer.Option("--lens-products", help="bfloat16: a faster lens, less precise."),
+    _Products,
+    typer.Option("--lens-products", help="int16, bfloat16: faster lenses, of rounded factors."),
 ]
 Beyond = Annotated[
     bool, typer.Option("--allow-beyond-context", help="Measure prompts beyond the context.")

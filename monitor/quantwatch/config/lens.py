@@ -2,7 +2,7 @@
 
 from typing import Literal, Protocol
 
-Products = Literal["float32", "bfloat16"]
+Products = Literal["float32", "int16", "bfloat16"]
 
 
 class _Check(Protocol):

@@ -155,7 +155,7 @@ def measured_candidate(
     rules = [f"rules without effect ({NOT_MEASURABLE}): {', '.join(unjudged)}"] if unjudged else []
     chunked = chunk_words(report.chunked_prompts, estimated=report.has_estimates)
     local = name not in measured.models.served
-    rounded = products_words(rounded=report.rounds_lens and local)
+    rounded = products_words(report.lens_products) if local else ()
     told = (*chunked, *rounded, *unrouted_words(report.unrouted, name), *rules)
     notes = (*measured.models.notes[name], *events, *told)
     variant = _with_notes(measured.models.variant(name), notes)

@@ -20,8 +20,9 @@ from quantwatch.capture.course import Course
 from quantwatch.domain import Json
 from quantwatch.models.loaded import LoadedModel
 from quantwatch.telemetry import canonical_json, canonical_sha, cpu, libraries
-from quantwatch_kernels.compare.lens_bfloat16_native import why_not_native_bfloat16
 from quantwatch_kernels.compare.lens_native import why_not_native
+from quantwatch_kernels.compare.lens_words_native import why_not_words
+from quantwatch_kernels.compare.rounding import ROUNDINGS
 from quantwatch_kernels.compare.sketch_native import why_not_gathered
 
 FORMAT = 1
@@ -78,7 +79,7 @@ def _machine() -> Json:
         "mkldnn": torch.backends.mkldnn.enabled,
         "variables": {name: os.environ.get(name) for name in _VARIABLES},
         "native lens": why_not_native() is None,
-        "native rounded lens": why_not_native_bfloat16() is None,
+        "native rounded lens": [name for name in ROUNDINGS if why_not_words(name) is None],
         "native rows": why_not_gathered(torch.float32) is None,
     }
 

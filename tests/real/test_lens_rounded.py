@@ -1,5 +1,6 @@
-"""How far a lens in bfloat16 products is off on the real model: the budget docs/metrics.md states."""
+"""How far a lens of 16-bit factors is off on the real model: the budget docs/metrics.md states."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from quantwatch.models.loaded import LoadedModel
 from quantwatch.models.loading import load_variant
 from quantwatch.prompts.loading import load_suite
 from quantwatch_kernels.compare.lens import Readout, lens_statistics
-from quantwatch_kernels.compare.lens_bfloat16_native import why_not_native_bfloat16
+from quantwatch_kernels.compare.lens_words_native import why_not_words
+from quantwatch_kernels.compare.rounding import Rounded
 from quantwatch_kernels.registry import prefer
 from quantwatch_kernels.testing import assert_close
 
@@ -64,24 +66,52 @@ def truth(readout: Readout, pair: tuple[Tensor, Tensor]) -> Tensor:
     return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
+@dataclass(frozen=True)
+class Budget:
+    """How far a layer's mean, its median token and any token may be off, relative."""
+
+    layer: float
+    median: float
+    token: float
+    rounds: float
+    """The median token is off by more than that, or nothing was rounded."""
+
+
+BUDGETS: dict[Rounded, Budget] = {
+    "bfloat16": Budget(layer=0.01, median=0.01, token=0.25, rounds=1e-4),
+    "int16": Budget(layer=0.0005, median=0.0005, token=0.01, rounds=1e-5),
+}
+
+
 @pytest.mark.parametrize("name", CANDIDATES)
-def test_errors_stay_within_their_budget(
+def test_layers_stay_within_their_budget(
     name: str, reference: tuple[Readout, list[int], dict[int, Tensor]]
 ) -> None:
     """Catches states rounded one by one (a mean 17 % off, a token 50 %), and sums in bfloat16."""
     readout, ids, theirs = reference
-    backend = "native" if why_not_native_bfloat16() is None else "aten"
     for layer, other in states(load(**CANDIDATES[name]), ids).items():
         pair = theirs[layer], other
         right = truth(readout, pair)
-        with prefer(backend):
-            found = lens_statistics(*pair, readout, products="bfloat16")
-        error = (found.kl / right - 1).abs()
-        assert abs(float(found.kl.mean() / right.mean()) - 1) < 0.01, layer
-        assert error.median() < 0.01, layer
-        assert error.max() < 0.25, layer
-        assert error.median() > 1e-4, layer  # or it wasn't rounded at all
-        with prefer("reference"):
-            twin = lens_statistics(pair[0][:16], other[:16], readout, products="bfloat16")
-        assert_close(found.kl[:16], twin.kl, rtol=2e-3)
-        assert abs(float(found.kl[:16].mean() / twin.kl.mean()) - 1) < 1e-4
+        for factors, budget in BUDGETS.items():
+            hold(factors, budget, readout, pair, right, layer)
+
+
+def hold(
+    factors: Rounded,
+    budget: Budget,
+    readout: Readout,
+    pair: tuple[Tensor, Tensor],
+    right: Tensor,
+    layer: int,
+) -> None:
+    where = factors, layer
+    with prefer("native" if why_not_words(factors) is None else "aten"):
+        found = lens_statistics(*pair, readout, products=factors)
+    error = (found.kl / right - 1).abs()
+    assert abs(float(found.kl.mean() / right.mean()) - 1) < budget.layer, where
+    assert budget.rounds < error.median() < budget.median, where
+    assert error.max() < budget.token, where
+    with prefer("reference"):
+        twin = lens_statistics(pair[0][:16], pair[1][:16], readout, products=factors)
+    assert_close(found.kl[:16], twin.kl, rtol=2e-3)
+    assert abs(float(found.kl[:16].mean() / twin.kl.mean()) - 1) < 1e-4
