@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -27,12 +27,22 @@ class Walk:
     fixed_at: np.ndarray
     fixed_wall: np.ndarray
 
+    @cached_property
+    def wild_parts(self) -> tuple[np.ndarray, ...]:
+        return _parts(self.wild_wall)
+
+    @cached_property
+    def fixed_parts(self) -> tuple[np.ndarray, ...]:
+        return _parts(self.fixed_wall)
+
     def instants(self, text: str) -> list[datetime]:
         """Return when a text runs. Two wall times at one instant are one run."""
         minute, hour = text.split()[:2]
-        wild = minute.startswith("*") or hour.startswith("*")
-        at, wall = (self.wild_at, self.wild_wall) if wild else (self.fixed_at, self.fixed_wall)
-        return [EPOCH + int(m) * MINUTE for m in np.unique(at[_matches(text, wall)])]
+        if minute.startswith("*") or hour.startswith("*"):
+            at, parts = self.wild_at, self.wild_parts
+        else:
+            at, parts = self.fixed_at, self.fixed_parts
+        return [EPOCH + int(m) * MINUTE for m in np.unique(at[_matches(text, parts)])]
 
 
 @lru_cache(maxsize=64)
@@ -64,18 +74,26 @@ def _clock(zone: ZoneInfo, start: datetime, end: datetime) -> Iterator[tuple[int
         now += MINUTE
 
 
-def _matches(text: str, wall: np.ndarray) -> np.ndarray:
-    """Say which wall minutes a text matches."""
+def _matches(text: str, parts: tuple[np.ndarray, ...]) -> np.ndarray:
+    """Say which wall minutes a text matches, given their `_parts`."""
     fields = text.upper().split()
     minute, hour, day, month, weekday = (
-        np.isin(values, sorted(_allowed(field, *limits)))
-        for field, limits, values in zip(fields, _LIMITS, _parts(wall), strict=True)
+        _members(_allowed(field, *limits))[values]
+        for field, limits, values in zip(fields, _LIMITS, parts, strict=True)
     )
     both = fields[2].startswith("*") or fields[4].startswith("*")
     return minute & hour & month & ((day & weekday) if both else (day | weekday))
 
 
+def _members(allowed: set[int]) -> np.ndarray:
+    """Say of each number that a field can have whether it is allowed."""
+    found = np.zeros(60, bool)
+    found[sorted(allowed)] = True
+    return found
+
+
 def _parts(wall: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return minute, hour, day of month, month and day of week of wall minutes."""
     times = wall.astype("datetime64[m]")
     days, months = times.astype("datetime64[D]"), times.astype("datetime64[M]")
     number = days.astype(int)
