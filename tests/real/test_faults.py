@@ -32,7 +32,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     text = tmp_path_factory.mktemp("faults") / "text.txt"
     text.write_text(english())
     script = [sys.executable, str(ROOT / "benchmarks" / "faults.py")]
-    command = [*script, "--text", str(text), "--prompts", "2"]
+    command = [*script, "--text", str(text), "--prompts", "1"]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -16,6 +16,7 @@ from quantwatch.errors import ModelError
 _FIXED = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of the metadata value types of fixed size; 8 is a string, 9 an array."""
 _STRING, _ARRAY, _UINT32 = 8, 9, 4
+_LENGTH = struct.Struct("<Q")
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
@@ -135,9 +136,10 @@ class _Cursor:
         if kind != _STRING:
             self._skip(count * self._width(kind))
             return
-        for _ in range(count):
-            (length,) = self._take("<Q")
-            self._skip(length)
+        at = self.at
+        for _ in range(count):  # a hundred thousand tokens and merges: nothing is called but this
+            at += _LENGTH.size + _LENGTH.unpack_from(self.blob, at)[0]
+        self._skip(at - self.at)
 
     def _skip(self, num_bytes: int) -> None:
         self.at += num_bytes
