@@ -21,11 +21,12 @@ from quantwatch.config.schema import SuiteConfig
 from quantwatch.domain import FINAL_NORM
 from quantwatch.models.loaded import LoadedModel
 from quantwatch.prompts.loading import load_suite
-from quantwatch_kernels.compare.lens import LensStatistics, Products, Readout, lens_statistics
+from quantwatch_kernels.compare.lens import LensStatistics, Readout, lens_statistics
+from quantwatch_kernels.compare.rounding import Factors
 from quantwatch_kernels.registry import fallbacks
 
 ROWS = 32
-WAYS: tuple[Products, ...] = ("bfloat16", "int16", "float32")
+WAYS: tuple[Factors, ...] = ("bfloat16", "int16", "float32")
 BUDGET = {
     "bfloat16": {"layer": 0.01, "median_token": 0.01},
     "int16": {"layer": 0.0005, "median_token": 0.0005},

@@ -13,7 +13,6 @@ import numpy as np
 import platformdirs
 import pytest
 import torch
-from torch import Tensor
 
 from quantwatch.capture import layers as lens_module
 from quantwatch.capture import outputs as outputs_module
@@ -23,8 +22,8 @@ from quantwatch.metrics.registry import METRICS, OF_SERVED_ALONE
 from quantwatch.pipeline import RunRequest, run_check
 from quantwatch.pipeline.judge import judge
 from quantwatch.pipeline.measure import measure_check
-from quantwatch_kernels.compare.lens import Readout, lens_statistics
-from quantwatch_kernels.compare.lens_native import COLUMNS, PAIRS, why_not_native
+from quantwatch_kernels.compare.lens import lens_statistics
+from quantwatch_kernels.compare.lens_native import why_not_native
 from quantwatch_kernels.compare.output import OutputStatistics, output_statistics
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
@@ -163,19 +162,10 @@ def test_output_statistics_are_right(captured: Captured) -> None:
         assert row_.mean == pytest.approx(np.mean(values), rel=1e-6, abs=1e-6 * scale + 1e-14), name
 
 
-def in_pieces(readout: Readout, h_ref: Tensor, h_cand: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both models' logits as the fused lens rounds them: both at once, some ids at a time."""
-    both = torch.cat([readout.normed(h_ref), readout.normed(h_cand)])
-    parts = readout.head.weight.detach()[: readout.width].split(COLUMNS)  # type: ignore[attr-defined]
-    with torch.no_grad():
-        logits = torch.cat([readout.finish(both @ part.t()) for part in parts], dim=-1)
-    return logits[: len(h_ref)], logits[len(h_ref) :]
-
-
 def test_lens_statistics_are_right(captured: Captured) -> None:
     """Catches a lens through the candidate's own head, and small per-layer KLs lost in float32.
 
-    The rows are read off in the kernel's own pieces: other shapes round differently in the GEMM.
+    The truth multiplies in float64: what both models' products are off by must not show.
     """
     assert why_not_native() is None, "the figures are about lens.cpp, which needs a C++ compiler"
     _, _, calls = captured
@@ -183,8 +173,9 @@ def test_lens_statistics_are_right(captured: Captured) -> None:
     truth: list[float] = []
     for (h_ref, h_cand, readout, _), found in calls:
         unequal = (h_ref != h_cand).any(-1).nonzero().flatten()
-        for rows in unequal.split(PAIRS):
-            z_ref, z_cand = in_pieces(readout, h_ref[rows], h_cand[rows])
+        weight = readout.head.weight.detach()[: readout.width].double()
+        for rows in unequal.split(64):
+            z_ref, z_cand = (readout.normed(h[rows]).double() @ weight.t() for h in (h_ref, h_cand))
             truth += [exact(a, b, -1)["logit_kl"] for a, b in zip(z_ref, z_cand, strict=True)]
             ours += found.kl[rows].tolist()
         equal = (h_ref == h_cand).all(-1)

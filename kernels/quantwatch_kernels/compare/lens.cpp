@@ -1,18 +1,20 @@
 // KL of two rows of logits that arrive in pieces: one pass, and nothing as wide as the vocabulary.
 //
-// With any centre c and x = (z - z') - c, over all ids seen so far and relative to a maximum m:
+// Of the second row z' the differences d = z' - z arrive: those of two good models would be lost in
+// the rounding of z'. With any centre c and x = c - d, over all ids seen so far and relative to a
+// maximum m:
 //
 //     S = sum e^(z-m)     A = sum e^(z-m) x     G = sum e^(z-m) (e^-x - 1 + x), no term is negative
 //     KL(p||q) = log1p((G - A) / S) + A / S
 //
-// The centre is the difference of the likeliest id so far. A row that is sure of one id has a KL
-// far below the square of any other id's difference, which would cancel in G - A. When a likelier
-// id comes, sums move to it: with t = c' - c, and m' by the factor e^(m-m'),
+// The centre is the difference of the likeliest id so far: what all ids share is nothing. A row
+// that is sure of one id has a KL far below the square of any other id's difference, which would
+// cancel in G - A. When a likelier id comes, sums move to it: with t = c - c', and m' by the factor
+// e^(m-m'),
 //
 //     G' = e^t G + expm1(t) (S - A) - t S     A' = A - t S
 //
-// x is taken in float64, so a shift that all ids share costs no digits; it and what follows are
-// float32, in partial sums of 16 terms, and what these add up to is float64.
+// Terms are float32, in partial sums of 16 of them, and what these add up to is float64.
 
 #include <algorithm>
 #include <cmath>
@@ -31,7 +33,7 @@ constexpr int kTop = 5;
 struct Row {
   double maximum, sum, drift, excess, centre, largest, spoiled;
   double top[kTop];
-  double other[kTop];
+  double gap[kTop];
 };
 
 // e^x for -87 <= x <= 87 to 1.5e-7 relative: 2^n by the exponent's bits, the rest by a polynomial.
@@ -62,8 +64,8 @@ inline float series(float x) {
   return p * x * x;
 }
 
-// Largest z, or NaN where any of z or `second` isn't finite.
-float largest_finite(const float* z, const float* second, int64_t n) {
+// Largest z, or NaN where any of z or d isn't finite.
+float largest_finite(const float* z, const float* d, int64_t n) {
   float best[kLanes], odd[kLanes];
   std::fill(best, best + kLanes, -std::numeric_limits<float>::infinity());
   std::fill(odd, odd + kLanes, 0.0f);
@@ -71,11 +73,11 @@ float largest_finite(const float* z, const float* second, int64_t n) {
   for (; i + kLanes <= n; i += kLanes)
     for (int64_t l = 0; l < kLanes; ++l) {
       best[l] = z[i + l] > best[l] ? z[i + l] : best[l];
-      odd[l] += (z[i + l] - z[i + l]) + (second[i + l] - second[i + l]);
+      odd[l] += (z[i + l] - z[i + l]) + (d[i + l] - d[i + l]);
     }
   for (; i < n; ++i) {
     best[0] = std::max(best[0], z[i]);
-    odd[0] += (z[i] - z[i]) + (second[i] - second[i]);
+    odd[0] += (z[i] - z[i]) + (d[i] - d[i]);
   }
   float result = best[0], strange = odd[0];
   for (int64_t l = 1; l < kLanes; ++l) {
@@ -86,7 +88,7 @@ float largest_finite(const float* z, const float* second, int64_t n) {
 }
 
 void recentre(Row& row, double maximum, double centre) {
-  const double scale = std::exp(row.maximum - maximum), t = centre - row.centre;
+  const double scale = std::exp(row.maximum - maximum), t = row.centre - centre;
   const double growth = std::expm1(t);
   row.excess = scale * (row.excess + growth * (row.excess + row.sum - row.drift) - t * row.sum);
   row.drift = scale * (row.drift - t * row.sum);
@@ -97,24 +99,24 @@ void recentre(Row& row, double maximum, double centre) {
 }
 
 // Larger first, of equal ones the earlier.
-void enter(Row& row, float z, float other) {
+void enter(Row& row, float z, float d) {
   int at = kTop - 1;
   for (; at > 0 && z > row.top[at - 1]; --at) {
     row.top[at] = row.top[at - 1];
-    row.other[at] = row.other[at - 1];
+    row.gap[at] = row.gap[at - 1];
   }
   row.top[at] = z;
-  row.other[at] = other;
+  row.gap[at] = std::abs(d);
 }
 
-void rank(Row& row, const float* z, const float* z_other, int64_t n) {
+void rank(Row& row, const float* z, const float* d, int64_t n) {
   for (int64_t i = 0; i < n; i += kLanes) {
     const int64_t end = std::min(i + kLanes, n);
     float best = z[i];
     for (int64_t j = i + 1; j < end; ++j) best = z[j] > best ? z[j] : best;
     if (!(best > row.top[kTop - 1])) continue;
     for (int64_t j = i; j < end; ++j)
-      if (z[j] > row.top[kTop - 1]) enter(row, z[j], z_other[j]);
+      if (z[j] > row.top[kTop - 1]) enter(row, z[j], d[j]);
   }
 }
 
@@ -122,9 +124,9 @@ struct Lanes {
   float sum[kLanes] = {}, drift[kLanes] = {}, excess[kLanes] = {};
 };
 
-inline void add(Lanes& lanes, int64_t l, float& far, float z, float z_other, float maximum,
-                double centre) {
-  const float x = static_cast<float>((static_cast<double>(z) - z_other) - centre);
+inline void add(Lanes& lanes, int64_t l, float& far, float z, float d, float maximum,
+                float centre) {
+  const float x = centre - d;
   const float reach = x < 0 ? -x : x;
   far = reach > far ? reach : far;
   const float bounded = reach > 60.0f ? 0.0f : x;
@@ -149,38 +151,37 @@ void flush(Row& row, const Lanes& lanes) {
   row.excess += excess;
 }
 
-void accumulate(Row& row, const float* z, const float* z_other, int64_t n) {
+void accumulate(Row& row, const float* z, const float* d, int64_t n) {
   const float maximum = static_cast<float>(row.maximum);
-  const double centre = row.centre;
+  const float centre = static_cast<float>(row.centre);
   float far[kLanes] = {};
   int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) {
     Lanes lanes;
     for (int64_t k = i; k < i + kBlock; k += kLanes)
       for (int64_t l = 0; l < kLanes; ++l)
-        add(lanes, l, far[l], z[k + l], z_other[k + l], maximum, centre);
+        add(lanes, l, far[l], z[k + l], d[k + l], maximum, centre);
     flush(row, lanes);
   }
   Lanes rest;
   for (; i + kLanes <= n; i += kLanes)
     for (int64_t l = 0; l < kLanes; ++l)
-      add(rest, l, far[l], z[i + l], z_other[i + l], maximum, centre);
-  for (; i < n; ++i) add(rest, 0, far[0], z[i], z_other[i], maximum, centre);
+      add(rest, l, far[l], z[i + l], d[i + l], maximum, centre);
+  for (; i < n; ++i) add(rest, 0, far[0], z[i], d[i], maximum, centre);
   flush(row, rest);
   for (int64_t l = 0; l < kLanes; ++l)
     row.largest = far[l] > row.largest ? far[l] : row.largest;
 }
 
-void take(Row& row, const float* z, const float* z_other, int64_t n) {
+void take(Row& row, const float* z, const float* d, int64_t n) {
   if (row.spoiled != 0) return;
-  const float maximum = largest_finite(z, z_other, n);
+  const float maximum = largest_finite(z, d, n);
   if (!(maximum - maximum == 0)) {
     row.spoiled = 1;
     return;
   }
   if (maximum > row.maximum) {
-    const int64_t at = std::find(z, z + n, maximum) - z;
-    const double centre = static_cast<double>(z[at]) - z_other[at];
+    const double centre = d[std::find(z, z + n, maximum) - z];
     if (row.sum > 0) {
       recentre(row, maximum, centre);
     } else {
@@ -188,16 +189,16 @@ void take(Row& row, const float* z, const float* z_other, int64_t n) {
       row.centre = centre;
     }
   }
-  if (maximum > row.top[kTop - 1]) rank(row, z, z_other, n);
-  accumulate(row, z, z_other, n);
+  if (maximum > row.top[kTop - 1]) rank(row, z, d, n);
+  accumulate(row, z, d, n);
 }
 
 }  // namespace
 
-extern "C" void lens_take(const float* z, const float* z_other, int64_t rows, int64_t columns,
+extern "C" void lens_take(const float* z, const float* d, int64_t rows, int64_t columns,
                           int64_t stride, Row* state, int64_t threads) {
   spread(rows, threads, [=](int64_t first, int64_t last) {
     for (int64_t r = first; r < last; ++r)
-      take(state[r], z + r * stride, z_other + r * stride, columns);
+      take(state[r], z + r * stride, d + r * stride, columns);
   });
 }

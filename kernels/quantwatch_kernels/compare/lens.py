@@ -5,18 +5,14 @@ n rows, H hidden width, V ids.
 """
 
 from functools import partial
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from quantwatch_kernels.compare.exact import compare_exactly
-from quantwatch_kernels.compare.lens_native import (
-    PAIRS,
-    fused_sums,
-    why_not_native,
-)
-from quantwatch_kernels.compare.lens_rounded import LENS_ROUNDED, why_not_rounded
+from quantwatch_kernels.compare.lens_native import PAIRS, fused_sums, why_not_native
+from quantwatch_kernels.compare.lens_rounded import LENS_ROUNDED
 from quantwatch_kernels.compare.lens_rows import (
     LensStatistics,
     Pair,
@@ -24,23 +20,20 @@ from quantwatch_kernels.compare.lens_rows import (
     in_pieces,
     whole_rows,
 )
-from quantwatch_kernels.compare.readout import Readout, why_not_a_product, why_not_pieces
+from quantwatch_kernels.compare.lens_words_native import PAIRS as WORD_PAIRS
+from quantwatch_kernels.compare.lens_words_native import fused_word_sums, why_not_words
+from quantwatch_kernels.compare.readout import (
+    Readout,
+    why_not_a_product,
+    why_not_float32,
+    why_not_pieces,
+)
+from quantwatch_kernels.compare.rounding import Factors
 from quantwatch_kernels.compare.rows import check_pair
 from quantwatch_kernels.quantize.triton.available import triton_why_not
 from quantwatch_kernels.registry import Op
 
-__all__ = [
-    "LensStatistics",
-    "Products",
-    "Readout",
-    "lens_kl",
-    "lens_statistics",
-    "why_not_rounded",
-]
-
-Products = Literal["float32", "int16", "bfloat16"]
-"""In what hidden states and head are multiplied; 16-bit factors have a stated error, see
-lens_rounded."""
+__all__ = ["LensStatistics", "Readout", "lens_kl", "lens_statistics"]
 
 LENS: Op[[Tensor, Tensor, Readout, int], LensStatistics] = Op("lens_statistics")
 
@@ -51,26 +44,32 @@ def lens_statistics(
     readout: Readout,
     *,
     chunk: int = 64,
-    products: Products = "float32",
+    products: Factors = "float32",
 ) -> LensStatistics:
     """Compare hidden states [n, H] through `readout`, `chunk` rows of logits at a time.
 
     The head's weights are read once per chunk and model: hand in the rows of many layers at once.
-    Finite rows that are equal bit for bit are 0 without being read off. Raises ValueError for
-    shapes that don't fit, chunk < 1, or products of 16-bit factors with a head that has none.
+    Finite rows that are equal bit for bit are 0 without being read off. Products of 16-bit factors
+    have a stated error, see lens_rounded. Raises ValueError for shapes that don't fit, chunk < 1,
+    or products of 16-bit factors with a head that has none.
     """
     check_pair("hidden states", h_ref, h_cand)
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1; it is {chunk}.")
     with torch.no_grad():
         if products != "float32":
-            if reason := why_not_rounded(readout.head):
+            if reason := why_not_float32(readout.head):
                 raise ValueError(f"no products in {products}: {reason}.")
             op = LENS_ROUNDED[products]
             return op.run(op.preferred("native"), h_ref, h_cand, readout, chunk)
-        # Elsewhere pieces aren't wanted in the first place: nothing falls back.
-        usual = "native" if h_ref.device.type == "cpu" else "aten"
-        return LENS.run(LENS.preferred(usual), h_ref, h_cand, readout, chunk)
+        return LENS.run(LENS.preferred(_usual(h_ref, readout)), h_ref, h_cand, readout, chunk)
+
+
+def _usual(h: Tensor, readout: Readout) -> str:
+    """Return the way that is wanted; where others aren't in the first place, nothing falls back."""
+    if h.device.type != "cpu":
+        return "aten"
+    return "pieces" if _why_no_words(readout) else "native"
 
 
 def lens_kl(h_ref: Tensor, h_cand: Tensor, readout: Readout) -> Tensor:
@@ -78,13 +77,31 @@ def lens_kl(h_ref: Tensor, h_cand: Tensor, readout: Readout) -> Tensor:
     return lens_statistics(h_ref, h_cand, readout).kl
 
 
+def _why_no_words(readout: Readout) -> str | None:
+    head = readout.head
+    return why_not_float32(head) or why_not_pieces(head) or why_not_words("float32")
+
+
 def _why_not_native(h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int) -> str | None:  # noqa: ARG001
-    return why_not_pieces(readout.head) or why_not_native()
+    return _why_no_words(readout)
 
 
 @LENS.register("native", _why_not_native)
 def _native(h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int) -> LensStatistics:
-    sums = partial(fused_sums, finish=readout.finish)
+    """Multiply float32 heads ourselves (`lens_words.h`), where the CPU has the instructions."""
+    sums = partial(fused_word_sums, readout=readout, factors="float32")
+    return in_pieces((h_ref, h_cand), readout, WORD_PAIRS, sums, _whole(readout, chunk))
+
+
+def _why_not_in_pieces(h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int) -> str | None:
+    del h_ref, h_cand, chunk
+    return why_not_pieces(readout.head) or why_not_native()
+
+
+@LENS.register("pieces", _why_not_in_pieces)
+def _pieces(h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int) -> LensStatistics:
+    """Let torch multiply, piece by piece."""
+    sums = partial(fused_sums, readout=readout)
     return in_pieces((h_ref, h_cand), readout, PAIRS, sums, _whole(readout, chunk))
 
 

@@ -27,12 +27,7 @@ struct Bfloat16 {
   }
 
   static void multiply(const uint32_t* rows, int64_t blocks, const uint32_t* panel, float* out) {
-    const int64_t words = blocks * kBlockWords;
-    Sums sums[kRows][kGroups];
-    sum_words<Bfloat16>(rows, words, panel, words, sums);
-    for (int r = 0; r < kRows; ++r)
-      for (int g = 0; g < kGroups; ++g)
-        _mm512_storeu_ps(out + r * kPanel + g * kLanes, sums[r][g]);
+    multiply_floats<Bfloat16>(rows, blocks, panel, out);
   }
 };
 

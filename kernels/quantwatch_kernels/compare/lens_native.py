@@ -7,7 +7,7 @@ width, V ids.
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quantwatch_kernels.compare.readout import Readout
 from quantwatch_kernels.compare.workspace import workspace
 from quantwatch_kernels.native import library, why_not_built
 
@@ -36,7 +37,7 @@ _State = np.dtype(
         *((name, "f8") for name in ("maximum", "sum", "drift", "excess", "centre", "largest")),
         ("spoiled", "f8"),
         ("top", "f8", _TOP),
-        ("other", "f8", _TOP),
+        ("gap", "f8", _TOP),
     ]
 )
 
@@ -48,23 +49,34 @@ def why_not_native() -> str | None:
 
 
 def fused_sums(
-    pair: tuple[Tensor, Tensor],
-    weight: Tensor,
-    finish: Callable[[Tensor], Tensor],
+    pair: tuple[Tensor, Tensor], weight: Tensor, readout: Readout
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compare normed hidden states [n, H] of both models through a head's weight [V, H] on the CPU.
 
-    `finish` turns products [2n, columns] into float32 logits. Memory grows with n: hand in `PAIRS`
-    rows at a time. Returns KL (NaN for rows that need the whole row in float64), and the mean |Δ|
-    over the reference's five and three largest logits; float64 [n].
+    A float32 head multiplies the differences of the states (`lens_words.h` says why), one of 16
+    bits both models' states, whose products it rounds as it does in the models. Memory grows with
+    n: hand in `PAIRS` rows at a time. Returns KL (NaN for rows that need the whole row in float64),
+    and the mean |Δ| over the reference's five and three largest logits; float64 [n].
     """
-    both = torch.cat(pair)
-    pieces = (finish(_products(both, part)) for part in torch.split(weight, COLUMNS))
-    return add_up(pieces, len(pair[0]), len(weight))
+    return add_up(_pieces(pair, weight, readout), len(pair[0]), len(weight))
+
+
+def _pieces(pair: tuple[Tensor, Tensor], weight: Tensor, readout: Readout) -> Iterator[Tensor]:
+    h, other = pair
+    if weight.dtype == torch.float32:
+        for products in _products(torch.cat([h, other - h]), weight):
+            yield readout.finish_differences(products)
+        return
+    for products in _products(torch.cat([h, other]), weight):
+        logits = readout.finish(products)
+        logits[len(h) :] -= logits[: len(h)]
+        yield logits
 
 
 def add_up(pieces: Iterable[Tensor], rows: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Compare both models' logits, float32 [2 · rows, columns] piece by piece, `width` ids in all.
+    """Compare logits and another model's differences from them, `width` ids in all.
+
+    Both come as float32 [2 · rows, columns], piece by piece.
 
     Returns as `fused_sums` does, whatever the number of threads.
     """
@@ -79,11 +91,14 @@ def add_up(pieces: Iterable[Tensor], rows: int, width: int) -> tuple[Tensor, Ten
     return _finish(state, width)
 
 
-def _products(rows: Tensor, part: Tensor) -> Tensor:
-    out = workspace.take("lens products", len(rows), len(part), rows.device)
-    if part.dtype == torch.float32:
-        return torch.mm(rows, part.t(), out=out)
-    return out.copy_(torch.mm(rows, part.t()))
+def _products(rows: Tensor, weight: Tensor) -> Iterator[Tensor]:
+    """Yield rows' products, float32 [2n, columns] of `COLUMNS` ids, the last ones fewer."""
+    for part in torch.split(weight, COLUMNS):
+        out = workspace.take("lens products", len(rows), len(part), rows.device)
+        if part.dtype == torch.float32:
+            yield torch.mm(rows, part.t(), out=out)
+        else:
+            yield out.copy_(torch.mm(rows, part.t()))
 
 
 def _finish(state: NDArray[Any], width: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,7 +106,7 @@ def _finish(state: NDArray[Any], width: int) -> tuple[Tensor, Tensor, Tensor]:
         drift = state["drift"] / state["sum"]
         kl = np.log1p((state["excess"] - state["drift"]) / state["sum"]) + drift
         kl[(state["spoiled"] != 0) | ~(state["largest"] <= _CLOSED_BOUND)] = np.nan
-        gaps = np.abs(state["top"] - state["other"])[:, : min(width, _TOP)]
+        gaps = state["gap"][:, : min(width, _TOP)]
     found = (kl, gaps.mean(-1), gaps[:, :3].mean(-1))
     return tuple(torch.from_numpy(np.ascontiguousarray(x)) for x in found)  # type: ignore[return-value]
 

@@ -13,7 +13,7 @@ A weight whose values are none of b's is rounded, too; that error is shared as w
 logits that aren't finite are read in float32. n rows, H hidden width, V ids.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -33,23 +33,15 @@ from quantwatch_kernels.compare.lens_rows import (
 )
 from quantwatch_kernels.compare.lens_words_native import (
     PAIRS,
-    fused_sums_rounded,
+    fused_word_sums,
     why_not_words,
 )
-from quantwatch_kernels.compare.readout import Readout, why_not_a_product, why_not_pieces
+from quantwatch_kernels.compare.readout import Readout, why_not_float32, why_not_pieces
 from quantwatch_kernels.compare.rounding import ROUNDINGS, Rounded
 from quantwatch_kernels.compare.workspace import workspace
 from quantwatch_kernels.registry import Op
 
-__all__ = ["LENS_BFLOAT16", "LENS_INT16", "LENS_ROUNDED", "why_not_rounded"]
-
-
-def why_not_rounded(head: Callable[[Tensor], Tensor]) -> str | None:
-    """Say why a head has no products of rounded factors with this error, None if it has."""
-    if reason := why_not_a_product(head):
-        return reason
-    dtype = cast(nn.Linear, head).weight.dtype
-    return None if dtype == torch.float32 else f"the head is {dtype}, not float32"
+__all__ = ["LENS_BFLOAT16", "LENS_INT16", "LENS_ROUNDED"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +59,10 @@ class _Ways:
     ) -> str | None:
         del h_ref, h_cand, chunk
         head = readout.head
-        return why_not_rounded(head) or why_not_pieces(head) or why_not_words(self.factors)
+        return why_not_float32(head) or why_not_pieces(head) or why_not_words(self.factors)
 
     def native(self, h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int) -> LensStatistics:
-        sums = partial(fused_sums_rounded, finish=readout.finish, factors=self.factors)
+        sums = partial(fused_word_sums, readout=readout, factors=self.factors)
 
         def again(pair: Pair) -> LensStatistics:
             return self.aten(*pair, readout, chunk)

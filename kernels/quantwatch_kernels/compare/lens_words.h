@@ -1,13 +1,13 @@
-// Both models' products with some ids of one head, in 16-bit factors with 32-bit sums.
+// Both models' products with some ids of one head, with 32-bit sums.
 //
-//     z = b(h) b(W)     z' = z + b(h' - h) b(W)     b rounds as a `Format` says
+//     z = b(h) b(W)     d = b(h' - h) b(W)     b rounds factors as a `Format` says
 //
-// Rounded one by one, both models' states would put errors into z and z' that are as large as what
-// two good models differ by. Here both share the error of z, of which a KL sees little, and the
-// difference is rounded relative to itself.
+// z' = z + d. Done one by one, both models' products would have errors, of rounded factors or of sums, that are
+// as large as what two good models differ by. Here both share the error of z, of which a KL sees
+// little, and that of the difference is relative to itself.
 //
-// A word is what one lane multiplies at once: two factors of 16 bits. Widths are done in blocks of
-// 32 inputs, `Format::kBlockWords` words. Ids come in panels of 48, turned so that the same word of
+// A word is what one lane multiplies at once: a factor of 32 bits, or two of 16. Widths are done in
+// blocks of 32 inputs, `Format::kBlockWords` words. Ids come in panels of 48, turned so that the same word of
 // 16 of them lies side by side. A panel is turned once per call; while it is multiplied with all
 // rows, eight at a time, the next one is fetched. Every sum goes along the width in the same order,
 // so a row's products don't depend on its company.
@@ -97,16 +97,23 @@ inline void sum_words(const uint32_t* rows, int64_t stride, const uint32_t* pane
   }
 }
 
-// A panel's products to where they belong; differences are added to their references.
+// Products of eight rows and a panel, of a format whose sums are float32 along the whole width.
+template <typename Format>
+inline void multiply_floats(const uint32_t* rows, int64_t blocks, const uint32_t* panel,
+                            float* out) {
+  const int64_t words = blocks * Format::kBlockWords;
+  __m512 sums[kRows][kGroups];
+  sum_words<Format>(rows, words, panel, words, sums);
+  for (int r = 0; r < kRows; ++r)
+    for (int g = 0; g < kGroups; ++g)
+      _mm512_storeu_ps(out + r * kPanel + g * kLanes, sums[r][g]);
+}
+
+// A panel's products to where they belong.
 inline void hand_on(const float* products, int64_t ids, const Size& size, float* out) {
-  const int64_t away = size.rows * size.out_stride;
-  for (int64_t r = 0; r < size.rows; ++r, products += kPanel, out += size.out_stride)
-    for (int64_t g = 0; g < ids; g += kLanes) {
-      const __m512 z = _mm512_loadu_ps(products + g);
-      const __m512 difference = _mm512_loadu_ps(products + size.rows * kPanel + g);
-      _mm512_mask_storeu_ps(out + g, mask_of(ids - g), z);
-      _mm512_mask_storeu_ps(out + away + g, mask_of(ids - g), _mm512_add_ps(z, difference));
-    }
+  for (int64_t r = 0; r < 2 * size.rows; ++r, products += kPanel, out += size.out_stride)
+    for (int64_t g = 0; g < ids; g += kLanes)
+      _mm512_mask_storeu_ps(out + g, mask_of(ids - g), _mm512_loadu_ps(products + g));
 }
 
 // Lines of the weight that are fetched little by little while something else is done.
@@ -123,7 +130,7 @@ struct Ahead {
   }
 };
 
-// Up to 48 ids of a weight, rounded and turned; zeros beyond what there is.
+// Up to 48 ids of a weight, in words and turned; zeros beyond what there is.
 template <typename Format>
 void pack_panel(const float* weight, int64_t ids, const Size& size, uint32_t* out) {
   for (int64_t b = 0; b < size.blocks(); ++b, out += Format::kBlockWords * kPanel)
@@ -173,7 +180,7 @@ void pack_rows(const float* h, const float* other, const Size& size, uint32_t* o
     }
 }
 
-// `scratch` has (words + padded) * 48 words for each thread, `out` is [2 rows, ids].
+// `scratch` has (words + padded) * 48 words for each thread, `out` is z, then d, [2 rows, ids].
 template <typename Format>
 void products_of(const uint32_t* rows, const float* weight, const Size& size, float* out,
                  uint32_t* scratch) {

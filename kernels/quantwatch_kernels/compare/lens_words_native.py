@@ -1,12 +1,12 @@
-"""The lens in one pass with products of 16-bit factors (`lens_words.h`, then `lens.cpp`).
+"""The lens in one pass with products of our own (`lens_words.h`, then `lens.cpp`).
 
-The head is rounded where it is multiplied, 48 ids at a time: no second copy of it is kept. n rows,
-H hidden width, V ids.
+The head is rounded, if it is, where it is multiplied, 48 ids at a time: no second copy of it is
+kept. n rows, H hidden width, V ids.
 """
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,15 +17,16 @@ import torch
 from torch import Tensor
 
 from quantwatch_kernels.compare.lens_native import add_up, why_not_native
-from quantwatch_kernels.compare.rounding import BLOCK, Rounded
+from quantwatch_kernels.compare.readout import Readout
+from quantwatch_kernels.compare.rounding import BLOCK, Factors
 from quantwatch_kernels.compare.workspace import workspace
 from quantwatch_kernels.native import library, why_not_built
 
-__all__ = ["COLUMNS", "PAIRS", "fused_sums_rounded", "products", "why_not_words"]
+__all__ = ["COLUMNS", "PAIRS", "WORDS", "fused_word_sums", "products", "why_not_words"]
 
 _FLAGS = ("-ffp-contract=fast", "-fno-trapping-math")
 PAIRS = 256
-"""Rows per call: the head is rounded once for so many."""
+"""Rows per call: the head is put into words once for so many."""
 COLUMNS = 480
 """Ids per piece and thread, a multiple of the kernel's 48."""
 _PANEL, _ROWS = 48, 8
@@ -35,51 +36,56 @@ _PANEL, _ROWS = 48, 8
 @dataclass(frozen=True, slots=True)
 class _Words:
     block: int
-    """Words of 32 bits per block of inputs: two factors each, and the step of int16."""
+    """Words of 32 bits per block of inputs: one factor or two each, and the step of int16."""
     instructions: str
 
 
-_WORDS: Mapping[Rounded, _Words] = MappingProxyType(
-    {"bfloat16": _Words(16, "avx512_bf16"), "int16": _Words(17, "avx512_vnni")}
+WORDS: Mapping[Factors, _Words] = MappingProxyType(
+    {
+        "float32": _Words(32, "avx512f"),
+        "bfloat16": _Words(16, "avx512_bf16"),
+        "int16": _Words(17, "avx512_vnni"),
+    }
 )
+"""What there are kernels for."""
 
 
 @functools.cache
-def why_not_words(factors: Rounded) -> str | None:
+def why_not_words(factors: Factors) -> str | None:
     """Say why products of such factors can't be computed so in this process, None when they can."""
     source = _source(factors)
     reason = why_not_native() or why_not_built(source, *_FLAGS)
     if reason is None and not hasattr(library(source, *_FLAGS), f"{source.stem}_products"):
-        named = _WORDS[factors].instructions
+        named = WORDS[factors].instructions
         return f"this CPU has no {named}, or its C++ compiler doesn't know it"
     return reason
 
 
-def fused_sums_rounded(
+def fused_word_sums(
     pair: tuple[Tensor, Tensor],
     weight: Tensor,
-    finish: Callable[[Tensor], Tensor],
+    readout: Readout,
     *,
-    factors: Rounded,
+    factors: Factors,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Do what `lens_native.fused_sums` does, of rounded factors: float32 [n, H] and [V, H].
+    """Do what `lens_native.fused_sums` does, with these factors: float32 [n, H] and [V, H].
 
     Hand in `PAIRS` rows at a time.
     """
-    pieces = map(finish, products(pair, weight, factors))
+    pieces = map(readout.finish_differences, products(pair, weight, factors))
     return add_up(pieces, len(pair[0]), len(weight))
 
 
-def products(pair: tuple[Tensor, Tensor], weight: Tensor, factors: Rounded) -> Iterator[Tensor]:
-    """Yield both models' products, float32 [2n, columns] of `COLUMNS` ids, the last ones fewer.
+def products(pair: tuple[Tensor, Tensor], weight: Tensor, factors: Factors) -> Iterator[Tensor]:
+    """Yield the first model's products and below them the differences', float32 [2n, columns].
 
-    Each is valid until the next one.
+    `COLUMNS` ids at a time, the last ones fewer. Each is valid until the next one.
     """
     h, other = (x.contiguous() for x in pair)
     n, width = h.shape
     threads = torch.get_num_threads()
     # As `Size` in the kernel: a width is made of whole blocks, rows of whole tiles.
-    words = -(-width // BLOCK) * _WORDS[factors].block
+    words = -(-width // BLOCK) * WORDS[factors].block
     padded = -(-2 * n // _ROWS) * _ROWS
     rows = workspace.take("lens words", padded, words, h.device)
     scratch = workspace.take("lens panels", threads, (words + padded) * _PANEL, h.device)
@@ -96,12 +102,12 @@ def products(pair: tuple[Tensor, Tensor], weight: Tensor, factors: Rounded) -> I
         yield from torch.split(out, COLUMNS, dim=1)
 
 
-def _source(factors: Rounded) -> Path:
+def _source(factors: Factors) -> Path:
     return Path(__file__).with_name(f"lens_{factors}.cpp")
 
 
 @functools.cache
-def _functions(factors: Rounded) -> tuple[Any, Any]:
+def _functions(factors: Factors) -> tuple[Any, Any]:
     source = _source(factors)
     found = library(source, *_FLAGS)
     pack, multiply = (getattr(found, f"{source.stem}_{name}") for name in ("rows", "products"))

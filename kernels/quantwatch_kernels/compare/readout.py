@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from quantwatch_kernels.compare.workspace import workspace
 
-__all__ = ["Readout", "why_not_a_product", "why_not_pieces"]
+__all__ = ["Readout", "why_not_a_product", "why_not_float32", "why_not_pieces"]
 
 _FLOAT32_BYTES = 4
 
@@ -49,6 +49,18 @@ class Readout:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits
 
+    def finish_differences(self, products: Tensor) -> Tensor:
+        """Do what `finish` does where the last n rows are differences from the first, [2n, V].
+
+        tanh(a + b) − tanh(a) = tanh(b) (1 − tanh(a) tanh(a + b)), which doesn't cancel.
+        """
+        if self.softcap is None:  # as linear as the products
+            return self.finish(products)
+        parts = products.float() * (self.scale / self.softcap)
+        z, d = parts.chunk(2)
+        capped, other = torch.tanh(z), torch.tanh(z + d)
+        return self.softcap * torch.cat([capped, torch.tanh(d) * (1 - capped * other)])
+
     def normed(self, h: Tensor) -> Tensor:
         """Return hidden states [n, H] as the head takes them."""
         normed = self.norm(h.to(self._dtype(h)))
@@ -75,7 +87,7 @@ def _widened(products: Tensor, into: str) -> Tensor:
 
 def _is_plain(head: Callable[[Tensor], Tensor]) -> TypeGuard[nn.Linear]:
     """Say whether a head is one float32 product on the CPU, which its module would do as well."""
-    return why_not_pieces(head) is None and cast(nn.Linear, head).weight.dtype == torch.float32
+    return why_not_pieces(head) is None and why_not_float32(head) is None
 
 
 def why_not_a_product(head: Callable[[Tensor], Tensor]) -> str | None:
@@ -85,6 +97,14 @@ def why_not_a_product(head: Callable[[Tensor], Tensor]) -> str | None:
     if head.bias is not None or "forward" in vars(head):
         return "the head is more than a product: it has a bias, or a forward of its own"
     return None
+
+
+def why_not_float32(head: Callable[[Tensor], Tensor]) -> str | None:
+    """Say why a head isn't one product with a float32 weight, None if it is."""
+    if reason := why_not_a_product(head):
+        return reason
+    dtype = cast(nn.Linear, head).weight.dtype
+    return None if dtype == torch.float32 else f"the head is {dtype}, not float32"
 
 
 def why_not_pieces(head: Callable[[Tensor], Tensor]) -> str | None:

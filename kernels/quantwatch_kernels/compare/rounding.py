@@ -18,10 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-__all__ = ["BLOCK", "ROUNDINGS", "Rounded"]
+__all__ = ["BLOCK", "ROUNDINGS", "Factors", "Rounded"]
 
 Rounded = Literal["bfloat16", "int16"]
 """The factors that aren't float32."""
+
+Factors = Literal["float32", "bfloat16", "int16"]
+"""In what a lens multiplies hidden states and head."""
 
 BLOCK = 32
 """Inputs that share a step."""

@@ -18,7 +18,8 @@ from quantwatch.capture.isolated import comparable
 from quantwatch.capture.layout import Layout, Positions
 from quantwatch.capture.outputs import chunk_rows
 from quantwatch.domain import Scope
-from quantwatch_kernels.compare.lens import LensStatistics, Products, Readout, lens_statistics
+from quantwatch_kernels.compare.lens import LensStatistics, Readout, lens_statistics
+from quantwatch_kernels.compare.rounding import Factors
 from quantwatch_kernels.compare.tap import feature_kl
 
 
@@ -38,7 +39,7 @@ def read_layers(
     layout: Layout,
     requests: Sequence[tuple[int, Positions]],
     *,
-    products: Products = "float32",
+    products: Factors = "float32",
 ) -> list[LayerReading]:
     """Compare the layers' outputs (reference, candidate) [R, H]; without a readout, no lens.
 

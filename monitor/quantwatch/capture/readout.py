@@ -9,7 +9,7 @@ from quantwatch.capture.plan import CapturePlan
 from quantwatch.domain import FINAL_NORM, HEAD
 from quantwatch.errors import ModelError
 from quantwatch.models.loaded import LoadedModel
-from quantwatch_kernels.compare.lens import Readout, why_not_rounded
+from quantwatch_kernels.compare.readout import Readout, why_not_float32
 
 _MULTIPLIED = ("logit_scale", "lm_head_multiplier", "output_multiplier")
 _DIVIDED = ("logits_scaling",)
@@ -33,7 +33,7 @@ def readout_of(model: LoadedModel) -> Readout:
 
 def check_products(reference: LoadedModel, plan: CapturePlan) -> None:
     """Raise ModelError where the lens is to round its factors and the head doesn't allow it."""
-    reason = why_not_rounded(readout_of(reference).head) if plan.rounds_lens else None
+    reason = why_not_float32(readout_of(reference).head) if plan.rounds_lens else None
     if reason is not None:
         raise ModelError(
             f'{reference.variant.name}: lens_products = "{plan.lens_products}" is for a head that '

@@ -310,7 +310,8 @@ def test_without_the_instructions_the_rounding_stays(
 
 
 @pytest.mark.parametrize(
-    ("factors", "instructions"), [kernel_of("bfloat16", "bf16"), kernel_of("int16", "vnni")]
+    ("factors", "instructions"),
+    [kernel_of("bfloat16", "bf16"), kernel_of("int16", "vnni")],
 )
 def test_a_cpu_without_the_instructions_is_told(
     factors: Rounded, instructions: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -322,9 +323,9 @@ def test_a_cpu_without_the_instructions_is_told(
 
 
 def by_step_products(pair: tuple[Tensor, Tensor], weight: Tensor) -> Tensor:
-    """Both models' products in 16-bit integers, from the definition, float64 [2n, V]."""
+    """Products in 16-bit integers and the differences', from the definition, float64 [2n, V]."""
     z, y = rounded("int16", *pair, readout(weight))
-    return torch.from_numpy(np.concatenate([z, y]))
+    return torch.from_numpy(np.concatenate([z, y - z]))
 
 
 ROWS: dict[str, Callable[[], Tensor]] = {
@@ -374,22 +375,9 @@ def test_what_is_too_small_for_a_step_is_none(factors: Rounded, size: float) -> 
     small[:, 40] = 1.0
     ones = torch.ones(48, 64)
     (found,) = (x.clone() for x in products((small, small), ones, factors))
-    assert_close(found, torch.ones(4, 48), rtol=1e-4)
-    (found,) = products((ones, ones), small, factors)
+    assert_close(found[:2], torch.ones(2, 48), rtol=1e-4)
+    (found,) = products((ones, 2 * ones), small, factors)
     assert_close(found, torch.ones(96, 2), rtol=1e-4)
-
-
-def test_small_differences_are_better_off_than_in_float32() -> None:
-    """Catches integers that lose what makes them worth while: two float32 products cancel."""
-    torch.manual_seed(6)
-    h, r = torch.randn(60, 576), readout(torch.randn(3000, 576) / 8)
-    other = h + 2.0**-9 * torch.randn(60, 576)
-    exact = lens_statistics(h, other, readout(weight_of(r).double())).kl
-    error = {
-        name: (lens_statistics(h, other, r, products=name).kl / exact - 1).abs().median()
-        for name in ("float32", "int16")
-    }
-    assert error["int16"] < error["float32"]
 
 
 HEADS: dict[str, tuple[Callable[[], nn.Module], str]] = {

@@ -82,7 +82,8 @@ def _matches(text: str, parts: tuple[np.ndarray, ...]) -> np.ndarray:
         for field, limits, values in zip(fields, _LIMITS, parts, strict=True)
     )
     both = fields[2].startswith("*") or fields[4].startswith("*")
-    return minute & hour & month & ((day & weekday) if both else (day | weekday))
+    on_day = (day & weekday) if both else (day | weekday)
+    return np.asarray(minute & hour & month & on_day)
 
 
 def _members(allowed: set[int]) -> np.ndarray:

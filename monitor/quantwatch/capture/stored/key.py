@@ -21,8 +21,7 @@ from quantwatch.domain import Json
 from quantwatch.models.loaded import LoadedModel
 from quantwatch.telemetry import canonical_json, canonical_sha, cpu, libraries
 from quantwatch_kernels.compare.lens_native import why_not_native
-from quantwatch_kernels.compare.lens_words_native import why_not_words
-from quantwatch_kernels.compare.rounding import ROUNDINGS
+from quantwatch_kernels.compare.lens_words_native import WORDS, why_not_words
 from quantwatch_kernels.compare.sketch_native import why_not_gathered
 
 FORMAT = 1
@@ -79,7 +78,7 @@ def _machine() -> Json:
         "mkldnn": torch.backends.mkldnn.enabled,
         "variables": {name: os.environ.get(name) for name in _VARIABLES},
         "native lens": why_not_native() is None,
-        "native rounded lens": [name for name in ROUNDINGS if why_not_words(name) is None],
+        "native products": [name for name in WORDS if why_not_words(name) is None],
         "native rows": why_not_gathered(torch.float32) is None,
     }
 

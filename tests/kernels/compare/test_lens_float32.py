@@ -1,0 +1,144 @@
+"""The lens's own float32 products: as precise for small differences as for large ones."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import platformdirs
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quantwatch_kernels.compare import lens
+from quantwatch_kernels.compare.exact import compare_exactly
+from quantwatch_kernels.compare.lens import Readout, lens_kl, lens_statistics
+from quantwatch_kernels.compare.lens_words_native import PAIRS, products, why_not_words
+from quantwatch_kernels.compare.workspace import workspace
+from quantwatch_kernels.registry import fallbacks, prefer
+from quantwatch_kernels.testing import assert_close
+
+REASON = why_not_words("float32")
+NEEDS_WORDS = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+FUSED = pytest.mark.parametrize("way", [pytest.param("native", marks=NEEDS_WORDS), "pieces"])
+
+
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def readout(weight: Tensor) -> Readout:
+    ids, width = weight.shape
+    head = nn.Linear(width, ids, bias=False, device="meta")
+    head.weight = nn.Parameter(weight, requires_grad=False)
+    return Readout(nn.Identity(), head)
+
+
+def made(rows: int, width: int, ids: int, drift: float) -> tuple[Tensor, Tensor, Readout]:
+    torch.manual_seed(1)
+    h, weight = torch.randn(rows, width), 3 * torch.randn(ids, width) / width**0.5
+    return h, h + drift * torch.randn(rows, width), readout(weight)
+
+
+def exact(h: Tensor, other: Tensor, r: Readout) -> Tensor:
+    """KL of products in float64."""
+    assert isinstance(r.head, nn.Linear)
+    z, y = (x.double() @ r.head.weight.double().t() for x in (h, other))
+    return compare_exactly(z, y).kl
+
+
+@pytest.mark.parametrize("drift", [1e-5, 1e-3, 1.0])
+@pytest.mark.parametrize("width", [16, 577])
+@FUSED
+def test_small_differences_are_as_right_as_large_ones(way: str, width: int, drift: float) -> None:
+    """Catches two products that cancel: at 1e-5 a KL of them is wrong altogether."""
+    h, other, r = made(200, width, 3000, drift)
+    with prefer(way):
+        kl = lens_kl(h, other, r)
+    right = exact(h, other, r)
+    error = (kl / right - 1).abs()
+    assert error.median() < 2e-6
+    assert error.max() < 4e-5
+    assert abs(float(kl.mean() / right.mean()) - 1) < 5e-7
+    assert fallbacks() == {}
+
+
+@pytest.mark.parametrize("ids", [1, 15, 16, 47, 48, 49, 481])
+@pytest.mark.parametrize("width", [1, 2, 15, 17, 31, 32, 33, 576])
+@pytest.mark.parametrize("rows", [1, 3, 130])
+@NEEDS_WORDS
+def test_products_are_those_of_the_definition(rows: int, width: int, ids: int) -> None:
+    """Catches ends of widths, panels and tiles, and a difference left out."""
+    h, other, r = made(rows, width, ids, 0.1)
+    assert isinstance(r.head, nn.Linear)
+    weight = r.head.weight.detach()
+    found = torch.cat([x.clone() for x in products((h, other), weight, "float32")], dim=1)
+    both = torch.cat([h, other - h]).double()
+    size = both.abs() @ weight.double().abs().t()
+    assert found.shape == (2 * rows, ids)
+    assert ((found - both @ weight.double().t()).abs() <= 4e-7 * size).all()
+
+
+@NEEDS_WORDS
+@pytest.mark.usefixtures("_one_thread")
+def test_threads_and_company_change_no_bit() -> None:
+    """Catches panels that two threads write to, and sums whose order depends on other rows."""
+    torch.set_num_threads(1)
+    h, other, r = made(300, 100, 3001, 0.01)
+    plain = lens_statistics(h, other, r)
+    for threads in (2, 3, 40):
+        torch.set_num_threads(threads)
+        assert [x.tolist() for x in lens_statistics(h, other, r)] == [x.tolist() for x in plain]
+    torch.set_num_threads(1)
+    few = slice(255, 262)
+    alone = lens_statistics(h[few], other[few], r)
+    assert [x.tolist() for x in alone] == [x[few].tolist() for x in plain]
+
+
+@NEEDS_WORDS
+def test_memory_layouts() -> None:
+    """Catches rows and heads read as if they were contiguous."""
+    h, other, r = made(33, 64, 500, 0.1)
+    assert isinstance(r.head, nn.Linear)
+    plain, weight = lens_kl(h, other, r), r.head.weight
+    larger = torch.full((501, 80), torch.nan)
+    larger[:500, :64] = weight
+    spread = torch.full((66, 128), torch.nan)
+    spread[::2, ::2] = h
+    for layout in (weight.t().contiguous().t(), larger[:500, :64]):
+        assert lens_kl(spread[::2, ::2], other, readout(layout)).tolist() == plain.tolist()
+
+
+@NEEDS_WORDS
+@pytest.mark.usefixtures("_one_thread")
+def test_memory_does_not_grow_with_rows_or_ids() -> None:
+    """Catches a turned copy of the head, and tensors of tokens × vocabulary."""
+    torch.set_num_threads(1)
+
+    def held(rows: int, ids: int) -> int:
+        workspace.clear()
+        lens_kl(*made(rows, 64, ids, 0.1))
+        return sum(buffer.numel() for buffer in workspace._buffers.values())
+
+    assert held(PAIRS, 1000) == held(PAIRS * 3, 20_000) < 2 * PAIRS * (1000 + 64)
+
+
+def test_without_the_instructions_torch_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches other numbers on another processor; torch's products are no fallback there."""
+    h, other, r = made(40, 64, 3000, 1e-3)
+    usual = lens_statistics(h, other, r)
+    monkeypatch.setattr(lens, "why_not_words", lambda factors: f"no {factors} here")
+    for ours, found in zip(lens_statistics(h, other, r), usual, strict=True):
+        assert_close(ours, found, rtol=5e-4)
+    assert fallbacks() == {}
+
+
+@NEEDS_WORDS
+def test_a_cpu_without_the_instructions_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Catches a library that has no kernel and is called all the same."""
+    monkeypatch.setattr(platformdirs, "user_cache_dir", lambda _: str(tmp_path))
+    monkeypatch.setenv("CXX", "g++ -mno-avx512f")
+    assert "no avx512f" in str(why_not_words.__wrapped__("float32"))
