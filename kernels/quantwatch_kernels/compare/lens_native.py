@@ -1,4 +1,4 @@
-"""The lens in one pass (`lens.cpp`): the head's product goes piece by piece into running sums.
+"""The lens in one pass (`lens.cpp`): torch's products go piece by piece into running sums.
 
 Rows of both models are multiplied together, `PAIRS` of them with `COLUMNS` ids at a time: a
 megabyte that stays in the cache, whatever the vocabulary and the number of tokens. n rows, H hidden

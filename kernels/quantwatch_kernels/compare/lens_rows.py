@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from quantwatch_kernels.compare.readout import Readout
+from quantwatch_kernels.compare.readout import Readout, check_width
 from quantwatch_kernels.compare.rows import kl_rows
 from quantwatch_kernels.compare.topk import top_k
 
@@ -39,13 +39,15 @@ def in_pieces(
 ) -> LensStatistics:
     """Compare rows [n, H] that differ, `size` at a time, by sums over pieces of the ids.
 
-    `again` does rows that need a whole row: infinite logits, differences beyond float32.
+    `again` does rows that need a whole row: infinite logits, differences beyond float32. Raises
+    ValueError for states that aren't as wide as the head takes.
     """
     out = torch.zeros(3, len(pair[0]), dtype=torch.float64, device=pair[0].device)
     rows = _differing(*pair)
     weight = cast(nn.Linear, readout.head).weight[: readout.width]
     for part in torch.split(rows, size) if len(rows) else ():
         normed = readout.normed(pair[0][part]), readout.normed(pair[1][part])
+        check_width(normed[0], weight)
         out[:, part] = torch.stack(sums(normed, weight))
     whole = rows[out[0, rows].isnan()]
     if len(whole):  # for none of them, too, a head would be rounded

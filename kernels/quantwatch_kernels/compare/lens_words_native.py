@@ -22,7 +22,7 @@ from quantwatch_kernels.compare.rounding import BLOCK, Factors
 from quantwatch_kernels.compare.workspace import workspace
 from quantwatch_kernels.native import library, why_not_built
 
-__all__ = ["COLUMNS", "PAIRS", "WORDS", "fused_word_sums", "products", "why_not_words"]
+__all__ = ["COLUMNS", "PAIRS", "WORDS", "fused_word_sums", "products", "suits_cpu", "why_not_words"]
 
 _FLAGS = ("-ffp-contract=fast", "-fno-trapping-math")
 PAIRS = 256
@@ -53,12 +53,21 @@ WORDS: Mapping[Factors, _Words] = MappingProxyType(
 @functools.cache
 def why_not_words(factors: Factors) -> str | None:
     """Say why products of such factors can't be computed so in this process, None when they can."""
-    source = _source(factors)
-    reason = why_not_native() or why_not_built(source, *_FLAGS)
-    if reason is None and not hasattr(library(source, *_FLAGS), f"{source.stem}_products"):
+    if reason := why_not_native() or why_not_built(_source(factors), *_FLAGS):
+        return reason
+    if not suits_cpu(factors):
         named = WORDS[factors].instructions
         return f"this CPU has no {named}, or its C++ compiler doesn't know it"
-    return reason
+    return None
+
+
+@functools.cache
+def suits_cpu(factors: Factors) -> bool:
+    """Say whether this CPU has the instructions, as far as a compiler says: True without one."""
+    source = _source(factors)
+    return why_not_built(source, *_FLAGS) is not None or hasattr(
+        library(source, *_FLAGS), f"{source.stem}_products"
+    )
 
 
 def fused_word_sums(

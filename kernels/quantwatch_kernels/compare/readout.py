@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from quantwatch_kernels.compare.workspace import workspace
 
-__all__ = ["Readout", "why_not_a_product", "why_not_float32", "why_not_pieces"]
+__all__ = ["Readout", "check_width", "why_not_a_product", "why_not_float32", "why_not_pieces"]
 
 _FLOAT32_BYTES = 4
 
@@ -67,7 +67,7 @@ class Readout:
         return normed.to(self._dtype(normed))
 
     def _project(self, normed: Tensor, into: str | None) -> Tensor:
-        if into is None or not _is_plain(self.head):
+        if into is None or not _is_plain(self.head, normed):
             return self.head(normed)
         weight = self.head.weight
         out = workspace.take(into, len(normed), len(weight), normed.device)
@@ -85,9 +85,9 @@ def _widened(products: Tensor, into: str) -> Tensor:
     return workspace.take_like(into, products).copy_(products)
 
 
-def _is_plain(head: Callable[[Tensor], Tensor]) -> TypeGuard[nn.Linear]:
+def _is_plain(head: Callable[[Tensor], Tensor], h: Tensor) -> TypeGuard[nn.Linear]:
     """Say whether a head is one float32 product on the CPU, which its module would do as well."""
-    return why_not_pieces(head) is None and why_not_float32(head) is None
+    return why_not_pieces(h, head) is None and why_not_float32(head) is None
 
 
 def why_not_a_product(head: Callable[[Tensor], Tensor]) -> str | None:
@@ -107,9 +107,20 @@ def why_not_float32(head: Callable[[Tensor], Tensor]) -> str | None:
     return None if dtype == torch.float32 else f"the head is {dtype}, not float32"
 
 
-def why_not_pieces(head: Callable[[Tensor], Tensor]) -> str | None:
+def why_not_pieces(h: Tensor, head: Callable[[Tensor], Tensor]) -> str | None:
     """Say why a head isn't one product that the CPU can do a few ids at a time, None if it is."""
     if reason := why_not_a_product(head):
         return reason
-    device = cast(nn.Linear, head).weight.device
-    return None if device.type == "cpu" else f"the head is on {device}"
+    for what, x in (("the head is", cast(nn.Linear, head).weight), ("hidden states are", h)):
+        if x.device.type != "cpu":
+            return f"{what} on {x.device}"
+    return None
+
+
+def check_width(normed: Tensor, weight: Tensor) -> None:
+    """Raise ValueError where compiled code would read beside what it is given."""
+    if normed.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"hidden states come out of the norm {normed.shape[-1]} wide; the head takes "
+            f"{weight.shape[1]}."
+        )

@@ -7,7 +7,8 @@ of an id's weights, have a step s of their own:
 
 The second bound keeps a block's sum of products within 32 bits (Cauchy and Schwarz): sums are
 exact. Where it decides, as it does unless a few inputs outweigh the rest, a factor is off by up to
-1/16,000 of its block's root mean square.
+1/16,000 of its block's root mean square. An input that outweighs the other 31 by far takes their
+digits: b is then no better than bfloat16.
 """
 
 from collections.abc import Callable, Mapping

@@ -160,7 +160,7 @@ def join(parts: Sequence[Sketch]) -> Sketch:
 
 
 def _why_not_native(normed: Tensor, ids: Tensor, readout: Readout) -> str | None:  # noqa: ARG001
-    return why_not_pieces(readout.head) or why_not_gathered(normed.dtype)
+    return why_not_pieces(normed, readout.head) or why_not_gathered(normed.dtype)
 
 
 @HEAD_ROWS.register("native", _why_not_native)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quantwatch_kernels.compare.readout import check_width
 from quantwatch_kernels.native import library, why_not_built
 
 __all__ = ["native_head_rows", "why_not_gathered"]
@@ -33,8 +34,14 @@ def _why_not_built() -> str | None:
 def native_head_rows(h: Tensor, ids: Tensor, weight: Tensor) -> Tensor:
     """Return the products float32 [n, k] of hidden states [n, H] and rows `ids` of weight [V, H].
 
-    `ids` is int32 [n, k]; both others are float32 or bfloat16, on the CPU.
+    `ids` is int32 [n, k]; both others are float32 or bfloat16, on the CPU. Raises ValueError for
+    states that aren't as wide as the head takes, IndexError for ids that it hasn't.
     """
+    check_width(h, weight)
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < len(weight):
+        raise IndexError(
+            f"ids from {int(ids.min())} to {int(ids.max())}; the head has {len(weight)}"
+        )
     h, ids = h.contiguous(), ids.contiguous()
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
     out = torch.empty(ids.shape, dtype=torch.float32)

@@ -2,7 +2,7 @@
 //
 // The threads are torch's own, of which native.py tells us. They wait for their next work without
 // giving up their cores: others beside them would get half of one each. Without them the calling
-// thread does it all.
+// thread does it all. `work` must not throw: nothing may leave a team but by returning.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 // the caller's among them.
 using Team = void (*)(void (*)(void*), void*, unsigned, unsigned);
 
-inline Team spread_team = nullptr;
+static Team spread_team = nullptr;  // each library's own
 
 extern "C" void spread_on(Team team) { spread_team = team; }
 

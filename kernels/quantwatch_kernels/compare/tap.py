@@ -122,7 +122,7 @@ def _norms_native(h_ref: Tensor, h_cand: Tensor) -> TapNorms:
 def _norms_aten(h_ref: Tensor, h_cand: Tensor) -> TapNorms:
     parts = [_tap_chunk(a, b) for a, b in chunks(h_ref, h_cand)]
     columns = zip(*parts, strict=True)
-    return TapNorms(*(column[0] if len(column) == 1 else torch.cat(column) for column in columns))
+    return TapNorms(*(torch.cat(column).double() for column in columns))
 
 
 @NORMS.register("reference")

@@ -7,6 +7,7 @@ heads that are read off, of one model only; what runs again for an isolated erro
 
 from collections.abc import Iterator, Mapping
 
+from quantwatch.config.lens import Products
 from quantwatch.domain import Scope
 from quantwatch.models.quiet import shorten
 from quantwatch_kernels.registry import Watch
@@ -31,7 +32,7 @@ def chunk_words(count: int, *, estimated: bool = False) -> tuple[str, ...]:
     return (f"{_times(count, 'prompt')} went through in chunks: {partly}",)
 
 
-def products_words(products: str) -> tuple[str, ...]:
+def products_words(products: Products) -> tuple[str, ...]:
     """Say that the lens rounded what it multiplied, where it was asked to."""
     if products == "float32":
         return ()

@@ -7,7 +7,7 @@ from quantwatch.config.lens import Products
 from quantwatch.domain import Suite
 from quantwatch.telemetry import canonical_sha
 
-VERSION = 1
+VERSION = 2
 """Raised whenever capture would give other numbers for the same models and plan."""
 
 _OF_ESTIMATES = ("lens", "sketch_top", "sketch_draws")

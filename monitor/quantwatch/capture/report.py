@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
 
+from quantwatch.config.lens import Products
 from quantwatch.domain import Json, NonFinite, Scope
 from quantwatch.telemetry import canonical_json
 
@@ -36,7 +37,7 @@ class CaptureReport:
     """Prompts that went through in chunks; isolated errors are of their first chunks."""
     has_estimates: bool = False
     """Whether layers are estimated where they aren't read; in chunks they never are."""
-    lens_products: str = "float32"
+    lens_products: Products = "float32"
     """What the lens multiplied in."""
     noise_floor_sources: dict[str, str] = field(default_factory=dict)
     """Condition of the noise floor → `measured`, or why it isn't."""

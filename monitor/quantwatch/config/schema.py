@@ -112,9 +112,9 @@ class CheckConfig(Strict):
     lens_products: Products = Field(
         default="float32",
         description="int16: the lens multiplies 16-bit integers with a step per 32 inputs, in "
-        "little more than half the time; a token's per-layer KL is then off by a seventieth of a "
+        "two thirds of the time; a token's per-layer KL is then off by a seventieth of a "
         "percent in the median, as measured on SmolLM2-135M (docs/performance.md). bfloat16: in "
-        "half the time, off by half a percent.",
+        "little more than half the time, off by half a percent.",
     )
     isolated_fraction: float = Field(
         default=0.125,

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quantwatch_kernels.compare import lens
+from quantwatch_kernels.compare import lens, lens_words_native
 from quantwatch_kernels.compare.exact import compare_exactly
 from quantwatch_kernels.compare.lens import Readout, lens_kl, lens_statistics
-from quantwatch_kernels.compare.lens_words_native import PAIRS, products, why_not_words
+from quantwatch_kernels.compare.lens_words_native import PAIRS, products, suits_cpu, why_not_words
 from quantwatch_kernels.compare.workspace import workspace
 from quantwatch_kernels.registry import fallbacks, prefer
 from quantwatch_kernels.testing import assert_close
@@ -129,9 +129,21 @@ def test_without_the_instructions_torch_multiplies(monkeypatch: pytest.MonkeyPat
     h, other, r = made(40, 64, 3000, 1e-3)
     usual = lens_statistics(h, other, r)
     monkeypatch.setattr(lens, "why_not_words", lambda factors: f"no {factors} here")
+    monkeypatch.setattr(lens, "suits_cpu", lambda _: False)
     for ours, found in zip(lens_statistics(h, other, r), usual, strict=True):
-        assert_close(ours, found, rtol=5e-4)
+        assert_close(ours, found, rtol=1e-5)
     assert fallbacks() == {}
+
+
+@NEEDS_WORDS
+def test_products_that_cannot_be_built_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a lens of twice the time that nobody is told of."""
+    h, other, r = made(40, 64, 3000, 1e-3)
+    monkeypatch.setattr(lens, "why_not_words", lambda _: "can't be built: a compiler's error")
+    lens_statistics(h, other, r)
+    assert list(fallbacks()) == [
+        ("lens_statistics", "native", "pieces", "can't be built: a compiler's error")
+    ]
 
 
 @NEEDS_WORDS
@@ -140,5 +152,6 @@ def test_a_cpu_without_the_instructions_is_told(
 ) -> None:
     """Catches a library that has no kernel and is called all the same."""
     monkeypatch.setattr(platformdirs, "user_cache_dir", lambda _: str(tmp_path))
+    monkeypatch.setattr(lens_words_native, "suits_cpu", suits_cpu.__wrapped__)
     monkeypatch.setenv("CXX", "g++ -mno-avx512f")
     assert "no avx512f" in str(why_not_words.__wrapped__("float32"))

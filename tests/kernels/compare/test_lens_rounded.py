@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quantwatch_kernels.compare import lens_rounded
+from quantwatch_kernels.compare import lens_rounded, lens_words_native
 from quantwatch_kernels.compare.lens import LensStatistics, Readout, lens_statistics
 from quantwatch_kernels.compare.lens_rounded import LENS_ROUNDED
-from quantwatch_kernels.compare.lens_words_native import PAIRS, products, why_not_words
+from quantwatch_kernels.compare.lens_words_native import PAIRS, products, suits_cpu, why_not_words
 from quantwatch_kernels.compare.rounding import ROUNDINGS, Rounded
 from quantwatch_kernels.compare.workspace import workspace
 from quantwatch_kernels.registry import fallbacks, prefer
@@ -318,6 +318,7 @@ def test_a_cpu_without_the_instructions_is_told(
 ) -> None:
     """Catches a library that has no kernel and is called all the same."""
     monkeypatch.setattr(platformdirs, "user_cache_dir", lambda _: str(tmp_path))
+    monkeypatch.setattr(lens_words_native, "suits_cpu", suits_cpu.__wrapped__)
     monkeypatch.setenv("CXX", f"g++ -mno-avx512{instructions}")
     assert f"no avx512_{instructions}" in str(why_not_words.__wrapped__(factors))
 
@@ -378,6 +379,29 @@ def test_what_is_too_small_for_a_step_is_none(factors: Rounded, size: float) -> 
     assert_close(found[:2], torch.ones(2, 48), rtol=1e-4)
     (found,) = products((ones, 2 * ones), small, factors)
     assert_close(found, torch.ones(96, 2), rtol=1e-4)
+
+
+@pytest.mark.parametrize(("factors", "backend"), [kernel_of("int16", "native"), ("int16", "aten")])
+def test_one_channel_takes_the_digits_of_its_block_alone(factors: Rounded, backend: str) -> None:
+    """Catches steps of whole rows: a channel of 1,000 would cost every other one its digits.
+
+    Its 31 neighbours are rounded to a thousandth of their size: int16 is then no better than
+    bfloat16, as docs/metrics.md says.
+    """
+    torch.manual_seed(7)
+    h, weight = torch.randn(80, 576), torch.randn(2000, 576) / 8
+    other = h + 2.0**-9 * torch.randn(80, 576)
+    for x in (h, other):
+        x[:, 40] *= 1000
+    weight[:, 40] /= 1000
+    exact = lens_statistics(h, other, readout(weight.double())).kl
+    error = (lens(factors, backend, h, other, readout(weight)).kl / exact - 1).abs()
+    assert 1e-4 < error.median() < 5e-3
+    h[:, 40] /= 1000
+    other[:, 40] /= 1000
+    weight[:, 40] *= 1000
+    error = (lens(factors, backend, h, other, readout(weight)).kl / exact - 1).abs()
+    assert error.median() < 1e-4
 
 
 HEADS: dict[str, tuple[Callable[[], nn.Module], str]] = {

@@ -9,6 +9,7 @@ from quantwatch_kernels.compare.exact import compare_exactly
 from quantwatch_kernels.compare.lens import Readout, lens_kl, lens_statistics
 from quantwatch_kernels.compare.lens_native import COLUMNS, PAIRS
 from quantwatch_kernels.compare.lens_words_native import why_not_words
+from quantwatch_kernels.compare.rounding import Factors
 from quantwatch_kernels.compare.workspace import workspace
 from quantwatch_kernels.registry import fallbacks, prefer
 from quantwatch_kernels.testing import assert_close
@@ -133,7 +134,7 @@ def test_pieces_equal_whole_rows(
 @FUSED
 def test_pieces_ignore_what_all_ids_share(way: str, common: float) -> None:
     """Catches digits lost to a constant that the softmax doesn't see."""
-    h, other, r = on_a_grid(40, 3000, 2.0**-5, 1.0)
+    h, other, r = on_a_grid(40, 3000, 2.0**-8, 1.0)
     head = nn.Linear(HIDDEN + 1, 3000, bias=False)
     assert isinstance(r.head, nn.Linear)
     head.weight = nn.Parameter(torch.cat([r.head.weight.detach(), torch.ones(3000, 1)], dim=1))
@@ -143,8 +144,9 @@ def test_pieces_ignore_what_all_ids_share(way: str, common: float) -> None:
     r = Readout(nn.Identity(), head)
     with prefer(way):
         kl = lens_kl(h, other, r)
-    exact = compare_exactly(r.logits(h), r.logits(other)).kl
-    assert_close(kl, exact, rtol=2e-6)
+    exact = compare_exactly(in_float64(r, h), in_float64(r, other)).kl
+    # Differences of 4,096 are float32 numbers 5e-4 apart.
+    assert_close(kl, exact, rtol=2e-6 if abs(common) < 100 else 2e-3)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 3e38, 100.0])
@@ -225,6 +227,15 @@ def test_no_rows() -> None:
     assert lens_kl(*states(0, 0.1), READOUTS["plain"]).shape == (0,)
 
 
+@pytest.mark.parametrize("products", ["float32", "int16", "bfloat16"])
+@pytest.mark.parametrize("width", [HIDDEN - 8, HIDDEN + 8])
+def test_states_that_do_not_fit_the_head_are_refused(width: int, products: Factors) -> None:
+    """Catches compiled code that reads on beside the head's weights, or a part of the states."""
+    r = Readout(nn.Identity(), nn.Linear(HIDDEN, 50, bias=False))
+    with pytest.raises((ValueError, RuntimeError), match=f"{width}"):
+        lens_statistics(torch.zeros(3, width), torch.ones(3, width), r, products=products)
+
+
 def test_bad_input_is_named() -> None:
     """Catches broadcasting of one state against many."""
     with pytest.raises(ValueError, match="hidden states"):
@@ -258,11 +269,10 @@ def test_no_compiler_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = lens_kl(h, other, r)
     said = "lens.cpp can't be built: no compiler"
     monkeypatch.setattr(lens, "why_not_native", lambda: said)
-    monkeypatch.setattr(lens, "why_not_words", lambda _: said)
 
     assert_close(lens_kl(h, other, r), expected, rtol=2e-6)
     assert [(f.op, f.wanted, f.used, f.reason) for f in fallbacks()] == [
-        ("lens_statistics", "pieces", "aten", said)
+        ("lens_statistics", "native", "aten", said)
     ]
 
 

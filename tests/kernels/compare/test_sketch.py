@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from quantwatch_kernels.compare.lens import Readout
 from quantwatch_kernels.compare.sketch import digests, sketch_rows
 from quantwatch_kernels.compare.sketch_draws import draw_tail, uniforms
+from quantwatch_kernels.compare.sketch_native import native_head_rows
 from quantwatch_kernels.registry import fallbacks
 from quantwatch_kernels.testing import assert_close
 
@@ -116,6 +117,18 @@ def test_bad_input(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         sketch_rows(torch.zeros(shape), readout(), k, m, torch.zeros(seeds_shape, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("width", "ids", "error"),
+    [(HIDDEN + 4, [0], "44 wide"), (HIDDEN, [700], "to 700"), (HIDDEN, [3, -1], "from -1")],
+    ids=["width", "id beyond", "id below"],
+)
+def test_what_the_head_has_not_is_not_read(width: int, ids: list[int], error: str) -> None:
+    """Catches compiled code that reads on beside the head's weights."""
+    wanted = torch.tensor([ids], dtype=torch.int32)
+    with pytest.raises((ValueError, IndexError), match=error):
+        native_head_rows(torch.zeros(1, width), wanted, torch.zeros(700, HIDDEN))
 
 
 def test_no_rows() -> None:

@@ -170,7 +170,8 @@ def test_chunks_of_long_prompts_are_read_so_too(kit: Any, factors: Rounded) -> N
 @FACTORS
 def test_what_is_no_product_is_refused(kit: Any, factors: Rounded) -> None:
     """Catches a precision that nobody has heard of, and one that estimates can't be held against."""
-    with pytest.raises(ConfigError, match="lens_products"):
+    allowed = '"float16" is not allowed; allowed: "float32", "int16" or "bfloat16"'
+    with pytest.raises(ConfigError, match=f"lens_products: {allowed}"):
         quantwatch.compare(kit.build("llama"), kit.build("llama"), ROWS, lens_products="float16")
     with pytest.raises(ValidationError, match="held against has to be exact"):
         CheckConfig.model_validate(
