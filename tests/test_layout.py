@@ -89,12 +89,14 @@ QUICK = (
     "quantwatch.metrics.registry",
     "quantwatch.config.schema",
     "quantwatch.store.runs",
+    # The service measures in processes of its own; 400 MB less of it stay in memory.
+    "quantwatch.service.running",
 )
 
 
 @pytest.mark.parametrize("module", QUICK)
 def test_light_modules_import_no_torch(module: str) -> None:
-    """Catches a page or a --help that takes five seconds to start."""
+    """Catches a page, a --help or a service that takes five seconds to start."""
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
