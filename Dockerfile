@@ -5,6 +5,8 @@ COPY . .
 RUN pip install --no-cache-dir "build>=1.3,<2" && python -m build --wheel --outdir /wheels
 
 FROM python:3.11-slim
+# What measures is compiled for the processor it runs on, when it is first used (kernels/native.py).
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 COPY constraints.txt /tmp/constraints.txt
 COPY --from=build /wheels /wheels
 RUN pip install --no-cache-dir --constraint /tmp/constraints.txt /wheels/*.whl \

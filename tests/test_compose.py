@@ -55,6 +55,13 @@ def test_the_image_runs_as_a_user() -> None:
     )
 
 
+def test_the_image_can_compile_what_measures() -> None:
+    """Catches a container in which the lens takes three times as long, every night."""
+    last = (ROOT / "Dockerfile").read_text().split("\nFROM ")[-1]
+    assert "--no-install-recommends g++" in last
+    assert last.index("g++") < last.index("USER quantwatch")
+
+
 def test_every_service_is_looked_after(compose: Any) -> None:
     """Catches a container that hangs and stays, and a monitor that only lists its checks."""
     services = compose["services"]

@@ -24,7 +24,7 @@ from pathlib import Path
 import platformdirs
 import torch
 
-__all__ = ["NATIVE_ERRORS", "library", "why_not_built"]
+__all__ = ["NATIVE_ERRORS", "library", "why_not_built", "why_one_thread"]
 
 NATIVE_ERRORS = (OSError, subprocess.SubprocessError)
 """What `library` raises where there is no compiler, or where it refuses the source."""
@@ -66,6 +66,11 @@ def _team() -> int | None:
     except (OSError, AttributeError):
         return None
     return ctypes.cast(run, ctypes.c_void_p).value
+
+
+def why_one_thread() -> str | None:
+    """Say why libraries work in the calling thread alone, None when they use torch's."""
+    return None if _team() else "torch's threads are not those of GNU's OpenMP"
 
 
 def why_not_built(source: Path, *flags: str) -> str | None:

@@ -37,6 +37,7 @@ def examine(session: Session) -> list[Finding]:
         "devices": _devices,
         "NVML": _nvml,
         "threads": _threads,
+        "compiled code": _compiled,
         "memory": _memory,
         "configuration": lambda: _config(session),
         "database": lambda: _database(session),
@@ -128,6 +129,25 @@ def _threads() -> Finding:
         fix = f"set threads = {cores} in the check, or OMP_NUM_THREADS={cores}"
         return Finding("threads", "warn", f"{text}: slower than one per core", fix)
     return Finding("threads", "ok", text)
+
+
+def _compiled() -> Finding:
+    from quantwatch_kernels.compare import lens_native, lens_words_native
+    from quantwatch_kernels.native import why_one_thread
+
+    if reason := lens_native.why_not_native():
+        fix = "install g++, or name another C++ compiler in CXX"
+        text = f"{reason}; reading layers through the lens takes three times as long"
+        return Finding("compiled code", "warn", text, fix)
+    words = lens_words_native.WORDS
+    suited = [name for name in words if lens_words_native.suits_cpu(name)]
+    text = f"products of the lens in {', '.join(suited)}"
+    if len(suited) < len(words):
+        other = ", ".join(name for name in words if name not in suited)
+        text = f"{text if suited else 'the lens'}; this CPU has no instructions for {other}"
+    if reason := why_one_thread():
+        text = f"{text}; on one thread: {reason}"
+    return Finding("compiled code", "ok", text)
 
 
 def _memory() -> Finding:

@@ -15,11 +15,12 @@ from quantwatch.cli import probes
 from quantwatch.cli.demo import differences
 from quantwatch.cli.progress import Lines
 from quantwatch.domain import Culprit, RunResult, Scope, Verdict
+from quantwatch_kernels.compare import lens_native, lens_words_native
 
 Run = Callable[..., Any]
 NAMES = [
-    "versions", "devices", "NVML", "threads", "memory", "configuration", "database", "cache",
-    "disk", "demo model", "dashboard",
+    "versions", "devices", "NVML", "threads", "compiled code", "memory", "configuration",
+    "database", "cache", "disk", "demo model", "dashboard",
 ]  # fmt: skip
 
 
@@ -56,6 +57,31 @@ def test_doctor_finds_a_missing_package(run: Run, monkeypatch: pytest.MonkeyPatc
     outcome = run("doctor", "--json")
     assert outcome.code == 3
     assert "missing: not-there-at-all" in findings(outcome)["versions"]["text"]
+
+
+def test_doctor_says_what_a_compiler_would_save(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lens of three times the time is no failure, and nobody would know why."""
+    assert findings(run("doctor", "--json"))["compiled code"]["state"] == "ok"
+    reason = "lens.cpp can't be built: there is no C++ compiler 'g++'"
+    monkeypatch.setattr(lens_native, "why_not_native", lambda: reason)
+    outcome = run("doctor", "--json")
+    found = findings(outcome)["compiled code"]
+    assert outcome.code == 0
+    assert (found["state"], found["fix"]) == (
+        "warn", "install g++, or name another C++ compiler in CXX"
+    )  # fmt: skip
+    assert found["text"].startswith(reason)
+
+
+def test_doctor_names_instructions_that_are_not_there(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing mends a processor: it is said, and all is well."""
+    monkeypatch.setattr(lens_words_native, "suits_cpu", lambda factors: factors == "float32")
+    found = findings(run("doctor", "--json"))["compiled code"]
+    assert found["state"] == "ok"
+    said = "products of the lens in float32; this CPU has no instructions for bfloat16, int16"
+    assert found["text"].startswith(said)
 
 
 def test_doctor_survives_a_package_that_cannot_be_imported(
