@@ -7,12 +7,15 @@
 //     S = sum e^(z-m)     A = sum e^(z-m) x     G = sum e^(z-m) (e^-x - 1 + x), no term is negative
 //     KL(p||q) = log1p((G - A) / S) + A / S
 //
-// The centre is the difference of the likeliest id so far: what all ids share is nothing. A row
-// that is sure of one id has a KL far below the square of any other id's difference, which would
-// cancel in G - A. When a likelier id comes, sums move to it: with t = c - c', and m' by the factor
-// e^(m-m'),
+// Where the likeliest id moves away from nearly all others, (G - A) / S is next to -1 and has no
+// digits left. There the sum itself has: L = sum e^(z-m) e^-x = S + G - A.
 //
-//     G' = e^t G + expm1(t) (S - A) - t S     A' = A - t S
+// The centre is the mean difference so far, weighted as the sums are: what all ids share is nothing,
+// and a row that is sure of one id has a KL far below the square of any other id's difference, which
+// would cancel in G - A. When a likelier id comes, or the mean A / S is far from 0 after all, sums
+// move to a new one: with t = c - c', and m' by the factor e^(m-m'),
+//
+//     G' = e^t G + expm1(t) (S - A) - t S     A' = A - t S     L' = e^t L
 //
 // Terms are float32, in partial sums of 16 of them, and what these add up to is float64.
 
@@ -28,10 +31,12 @@ namespace {
 constexpr int64_t kLanes = 16;
 constexpr int64_t kBlock = 16 * kLanes;
 constexpr int kTop = 5;
+// A mean difference from which what the centre takes away is worth moving to.
+constexpr double kFar = 0.125;
 
 // What Python reads and writes, too: see `_State` in lens_native.py.
 struct Row {
-  double maximum, sum, drift, excess, centre, largest, spoiled;
+  double maximum, sum, drift, excess, lifted, centre, largest, spoiled;
   double top[kTop];
   double gap[kTop];
 };
@@ -92,6 +97,7 @@ void recentre(Row& row, double maximum, double centre) {
   const double growth = std::expm1(t);
   row.excess = scale * (row.excess + growth * (row.excess + row.sum - row.drift) - t * row.sum);
   row.drift = scale * (row.drift - t * row.sum);
+  row.lifted *= scale * std::exp(t);
   row.sum *= scale;
   row.largest += std::abs(t);  // a bound, which is all that is asked of it
   row.maximum = maximum;
@@ -121,7 +127,7 @@ void rank(Row& row, const float* z, const float* d, int64_t n) {
 }
 
 struct Lanes {
-  float sum[kLanes] = {}, drift[kLanes] = {}, excess[kLanes] = {};
+  float sum[kLanes] = {}, drift[kLanes] = {}, excess[kLanes] = {}, lifted[kLanes] = {};
 };
 
 inline void add(Lanes& lanes, int64_t l, float& far, float z, float d, float maximum,
@@ -129,26 +135,30 @@ inline void add(Lanes& lanes, int64_t l, float& far, float z, float d, float max
   const float x = centre - d;
   const float reach = x < 0 ? -x : x;
   far = reach > far ? reach : far;
-  const float bounded = reach > 60.0f ? 0.0f : x;
+  const float bounded = reach > 40.0f ? 0.0f : x;
   const float below = z - maximum;
   const float e = below < -87.0f ? 0.0f : exponential(below);
-  const float whole = exponential(-bounded) - 1.0f + bounded;
+  const float lift = exponential(-bounded);
+  const float whole = lift - 1.0f + bounded;
   const float term = reach < 0.5f ? series(x) : whole;
   lanes.sum[l] += e;
   lanes.drift[l] += e * bounded;
   lanes.excess[l] += e * term;
+  lanes.lifted[l] += e * lift;
 }
 
 void flush(Row& row, const Lanes& lanes) {
-  double sum = 0, drift = 0, excess = 0;
+  double sum = 0, drift = 0, excess = 0, lifted = 0;
   for (int64_t l = 0; l < kLanes; ++l) {
     sum += lanes.sum[l];
     drift += lanes.drift[l];
     excess += lanes.excess[l];
+    lifted += lanes.lifted[l];
   }
   row.sum += sum;
   row.drift += drift;
   row.excess += excess;
+  row.lifted += lifted;
 }
 
 void accumulate(Row& row, const float* z, const float* d, int64_t n) {
@@ -173,6 +183,25 @@ void accumulate(Row& row, const float* z, const float* d, int64_t n) {
     row.largest = far[l] > row.largest ? far[l] : row.largest;
 }
 
+// The mean difference of what a row has seen, and of the ids that it is about to see.
+float mean_difference(const Row& row, const float* z, const float* d, int64_t n, float maximum) {
+  float weights[kLanes] = {}, sums[kLanes] = {};
+  for (int64_t i = 0; i < n; i += kLanes)
+    for (int64_t l = 0; l < std::min(kLanes, n - i); ++l) {
+      const float below = z[i + l] - maximum;
+      const float e = below < -87.0f ? 0.0f : exponential(below);
+      weights[l] += e;
+      sums[l] += e * d[i + l];
+    }
+  const double scale = row.sum > 0 ? std::exp(row.maximum - maximum) : 0;
+  double weight = scale * row.sum, sum = scale * (row.centre * row.sum - row.drift);
+  for (int64_t l = 0; l < kLanes; ++l) {
+    weight += weights[l];
+    sum += sums[l];
+  }
+  return static_cast<float>(sum / weight);
+}
+
 void take(Row& row, const float* z, const float* d, int64_t n) {
   if (row.spoiled != 0) return;
   const float maximum = largest_finite(z, d, n);
@@ -181,7 +210,7 @@ void take(Row& row, const float* z, const float* d, int64_t n) {
     return;
   }
   if (maximum > row.maximum) {
-    const double centre = d[std::find(z, z + n, maximum) - z];
+    const float centre = mean_difference(row, z, d, n, maximum);
     if (row.sum > 0) {
       recentre(row, maximum, centre);
     } else {
@@ -191,6 +220,8 @@ void take(Row& row, const float* z, const float* d, int64_t n) {
   }
   if (maximum > row.top[kTop - 1]) rank(row, z, d, n);
   accumulate(row, z, d, n);
+  const double mean = row.drift / row.sum;
+  if (std::abs(mean) > kFar) recentre(row, row.maximum, static_cast<float>(row.centre - mean));
 }
 
 }  // namespace

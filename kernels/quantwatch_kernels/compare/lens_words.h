@@ -97,16 +97,25 @@ inline void sum_words(const uint32_t* rows, int64_t stride, const uint32_t* pane
   }
 }
 
-// Products of eight rows and a panel, of a format whose sums are float32 along the whole width.
+// Products of eight rows and a panel, of a format whose sums are float32: in parts of 256 inputs,
+// since the rounding of one long sum grows with it.
 template <typename Format>
 inline void multiply_floats(const uint32_t* rows, int64_t blocks, const uint32_t* panel,
                             float* out) {
+  constexpr int64_t kPart = 8;
   const int64_t words = blocks * Format::kBlockWords;
-  __m512 sums[kRows][kGroups];
-  sum_words<Format>(rows, words, panel, words, sums);
-  for (int r = 0; r < kRows; ++r)
-    for (int g = 0; g < kGroups; ++g)
-      _mm512_storeu_ps(out + r * kPanel + g * kLanes, sums[r][g]);
+  std::fill(out, out + kRows * kPanel, 0.0f);
+  for (int64_t b = 0; b < blocks; b += kPart) {
+    const int64_t first = b * Format::kBlockWords;
+    const int64_t part = std::min(kPart, blocks - b) * Format::kBlockWords;
+    __m512 sums[kRows][kGroups];
+    sum_words<Format>(rows + first, words, panel + first * kPanel, part, sums);
+    for (int r = 0; r < kRows; ++r)
+      for (int g = 0; g < kGroups; ++g) {
+        float* at = out + r * kPanel + g * kLanes;
+        _mm512_storeu_ps(at, _mm512_add_ps(_mm512_loadu_ps(at), sums[r][g]));
+      }
+  }
 }
 
 // A panel's products to where they belong.

@@ -25,7 +25,7 @@ from quantwatch_kernels.native import library, why_not_built
 __all__ = ["COLUMNS", "PAIRS", "WORDS", "fused_word_sums", "products", "suits_cpu", "why_not_words"]
 
 _FLAGS = ("-ffp-contract=fast", "-fno-trapping-math")
-PAIRS = 256
+PAIRS = 512
 """Rows per call: the head is put into words once for so many."""
 COLUMNS = 480
 """Ids per piece and thread, a multiple of the kernel's 48."""

@@ -52,14 +52,14 @@ class Readout:
     def finish_differences(self, products: Tensor) -> Tensor:
         """Do what `finish` does where the last n rows are differences from the first, [2n, V].
 
-        tanh(a + b) − tanh(a) = tanh(b) (1 − tanh(a) tanh(a + b)), which doesn't cancel.
+        tanh(a + b) − tanh(a) = sinh(b) ÷ (cosh(a) cosh(a + b)), which doesn't cancel.
         """
         if self.softcap is None:  # as linear as the products
             return self.finish(products)
         parts = products.float() * (self.scale / self.softcap)
         z, d = parts.chunk(2)
-        capped, other = torch.tanh(z), torch.tanh(z + d)
-        return self.softcap * torch.cat([capped, torch.tanh(d) * (1 - capped * other)])
+        apart = torch.sinh(d) / (torch.cosh(z) * torch.cosh(z + d))
+        return self.softcap * torch.cat([torch.tanh(z), apart])
 
     def normed(self, h: Tensor) -> Tensor:
         """Return hidden states [n, H] as the head takes them."""

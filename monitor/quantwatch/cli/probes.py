@@ -135,16 +135,15 @@ def _compiled() -> Finding:
     from quantwatch_kernels.compare import lens_native, lens_words_native
     from quantwatch_kernels.native import why_one_thread
 
-    if reason := lens_native.why_not_native():
-        fix = "install g++, or name another C++ compiler in CXX"
-        text = f"{reason}; reading layers through the lens takes three times as long"
+    whys = {name: lens_words_native.why_not_words(name) for name in lens_words_native.WORDS}
+    broken = [why for name, why in whys.items() if why and lens_words_native.suits_cpu(name)]
+    if reason := lens_native.why_not_native() or next(iter(broken), None):
+        fix = "install g++, or name another C++ compiler in CXX; give its cache some room"
+        text = f"{reason}; reading layers through the lens takes two to three times as long"
         return Finding("compiled code", "warn", text, fix)
-    words = lens_words_native.WORDS
-    suited = [name for name in words if lens_words_native.suits_cpu(name)]
-    text = f"products of the lens in {', '.join(suited)}"
-    if len(suited) < len(words):
-        other = ", ".join(name for name in words if name not in suited)
-        text = f"{text if suited else 'the lens'}; this CPU has no instructions for {other}"
+    made = ", ".join(name for name, why in whys.items() if why is None)
+    text = "; ".join(filter(None, (f"products of the lens in {made}" if made else "the lens",
+                                   *whys.values())))  # fmt: skip
     if reason := why_one_thread():
         text = f"{text}; on one thread: {reason}"
     return Finding("compiled code", "ok", text)

@@ -86,7 +86,11 @@ class _Cursor:
         if not tensors:
             raise ModelError(f"{self.path} holds no tensors")
         alignment = pairs.get("general.alignment") or 32
-        return self._summary(architecture, frozenset(pairs), tensors, int(alignment))
+        if not isinstance(alignment, int):
+            raise ModelError(f"{self.path} is corrupt: general.alignment is {alignment!r}")
+        if not any(tensor.num_weights for tensor in tensors):
+            raise ModelError(f"{self.path} holds no weights")
+        return self._summary(architecture, frozenset(pairs), tensors, alignment)
 
     def _summary(
         self, architecture: str, keys: frozenset[str], tensors: list["_Tensor"], alignment: int

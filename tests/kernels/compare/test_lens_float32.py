@@ -1,6 +1,7 @@
 """The lens's own float32 products: as precise for small differences as for large ones."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import platformdirs
@@ -62,6 +63,66 @@ def test_small_differences_are_as_right_as_large_ones(way: str, width: int, drif
     assert error.max() < 4e-5
     assert abs(float(kl.mean() / right.mean()) - 1) < 5e-7
     assert fallbacks() == {}
+
+
+@pytest.mark.parametrize("width", [2048, 8192])
+@FUSED
+def test_wide_heads_are_as_right(way: str, width: int) -> None:
+    """Catches one sum along the whole width, whose rounding grows with it: 7e-5 at 8,192."""
+    torch.manual_seed(2)
+    h, weight = torch.randn(32, width).abs(), 3 * torch.randn(2000, width) / width**0.5 + 0.05
+    other, r = h * (1 + 1e-3 * torch.randn(32, width)), readout(weight)
+    with prefer(way):
+        error = (lens_kl(h, other, r) / exact(h, other, r) - 1).abs()
+    assert error.median() < 1.5e-5
+    assert error.max() < 2e-4
+
+
+@pytest.mark.parametrize("moved", [-1.0, 0.01, 8.0, 10.0, 30.0])
+@pytest.mark.parametrize("sureness", [2.0, 20.0], ids=["flat", "sure"])
+@FUSED
+def test_one_id_that_moves_against_all_others(way: str, sureness: float, moved: float) -> None:
+    """Catches a centre on that id: of a row that is sure of nothing every term is then e^-x − 1."""
+    torch.manual_seed(3)
+    ids = 50_000
+    logits = torch.rand(ids) * 2
+    logits[ids // 3] = sureness
+    weight = torch.stack([logits, torch.zeros(ids)], dim=1)
+    weight[ids // 3, 1] = 1.0
+    h, other, r = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, moved]]), readout(weight)
+    with prefer(way):
+        kl = lens_kl(h, other, r)
+    assert_close(kl, exact(h, other, r), rtol=2e-6)
+
+
+@FUSED
+def test_what_was_impossible_and_is_likely(way: str) -> None:
+    """Catches ids below e^-87 that are left out though the candidate lifts them by as much."""
+    weight = torch.zeros(50_000, 2)
+    weight[:, 1] = 1.0
+    weight[0] = torch.tensor([1.0, 0.0])
+    r = readout(weight)
+    for lift in (-29.0, -40.0, -60.0):
+        h, other = torch.tensor([[0.0, -88.0]]), torch.tensor([[0.0, lift]])
+        with prefer(way):
+            kl = lens_kl(h, other, r)
+        assert_close(kl, exact(h, other, r), rtol=1e-5, atol=1e-15)
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0, 200.0])
+@FUSED
+def test_a_cap_that_saturates(way: str, size: float) -> None:
+    """Catches differences of capped logits, which cancel, and those of saturated ones, which vanish."""
+    h, other, plain = made(40, 64, 2000, 1e-3)
+    assert isinstance(plain.head, nn.Linear)
+    r = replace(readout(size * plain.head.weight / 9), softcap=30.0)
+    assert isinstance(r.head, nn.Linear)
+    z, y = (x.double() @ r.head.weight.double().t() for x in (h, other))
+    right = compare_exactly(*(30 * torch.tanh(x / 30) for x in (z, y))).kl
+    with prefer(way):
+        error = (lens_kl(h, other, r) / right - 1).abs()
+    assert error.median() < 1e-5
+    assert error.max() < 2e-4
 
 
 @pytest.mark.parametrize("ids", [1, 15, 16, 47, 48, 49, 481])
