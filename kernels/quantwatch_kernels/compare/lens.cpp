@@ -10,10 +10,10 @@
 // Where the likeliest id moves away from nearly all others, (G - A) / S is next to -1 and has no
 // digits left. There the sum itself has: L = sum e^(z-m) e^-x = S + G - A.
 //
-// The centre is the mean difference so far, weighted as the sums are: what all ids share is nothing,
-// and a row that is sure of one id has a KL far below the square of any other id's difference, which
-// would cancel in G - A. When a likelier id comes, or the mean A / S is far from 0 after all, sums
-// move to a new one: with t = c - c', and m' by the factor e^(m-m'),
+// The centre is the mean difference so far, weighted as the sums are: what all ids share is
+// nothing, and a row that is sure of one id has a KL far below the square of any other id's
+// difference, which would cancel in G - A. When a likelier id comes, or the mean A / S is far from 0
+// after all, sums move to a new one: with t = c - c', and m' by the factor e^(m-m'),
 //
 //     G' = e^t G + expm1(t) (S - A) - t S     A' = A - t S     L' = e^t L
 //

@@ -9,8 +9,8 @@
 // A word is what one lane multiplies at once: a factor of 32 bits, or two of 16. Widths are done in
 // blocks of 32 inputs, `Format::kBlockWords` words. Ids come in panels of 48, turned so that the
 // same word of 16 of them lies side by side. A panel is turned once per call; while it is
-// multiplied with all rows, eight at a time, the next one is fetched. Every sum goes along the width
-// in the same order, so a row's products don't depend on its company.
+// multiplied with all rows, eight at a time, the next one is fetched. Every sum goes along the
+// width in the same order, so a row's products don't depend on its company.
 //
 // A format's `pack_row` makes one block of a row, its `pack_panel` one of 16 ids, which it turns;
 // its `add` adds the products of two words to `Sums`, and its `multiply` has those of eight rows
