@@ -31,6 +31,8 @@ namespace {
 constexpr int64_t kLanes = 16;
 constexpr int64_t kBlock = 16 * kLanes;
 constexpr int kTop = 5;
+// Differences from the centre beyond which Python has a row read whole: its `_CLOSED_BOUND`.
+constexpr float kClosed = 40.0f;
 // A mean difference from which what the centre takes away is worth moving to.
 constexpr double kFar = 0.125;
 
@@ -135,7 +137,7 @@ inline void add(Lanes& lanes, int64_t l, float& far, float z, float d, float max
   const float x = centre - d;
   const float reach = x < 0 ? -x : x;
   far = reach > far ? reach : far;
-  const float bounded = reach > 40.0f ? 0.0f : x;
+  const float bounded = reach > kClosed ? 0.0f : x;
   const float below = z - maximum;
   const float e = below < -87.0f ? 0.0f : exponential(below);
   const float lift = exponential(-bounded);

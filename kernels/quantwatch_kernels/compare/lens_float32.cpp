@@ -19,13 +19,12 @@ struct Float32 {
   }
 
   static void pack_panel(const Halves* ids, uint32_t* out) {
-    __m512i words[kLanes];
-    for (int i = 0; i < kLanes; ++i) words[i] = _mm512_castps_si512(ids[i].low);
-    turn(words, words);
-    for (int k = 0; k < kLanes; ++k) _mm512_storeu_si512(out + k * kPanel, words[k]);
-    for (int i = 0; i < kLanes; ++i) words[i] = _mm512_castps_si512(ids[i].high);
-    turn(words, words);
-    for (int k = 0; k < kLanes; ++k) _mm512_storeu_si512(out + (k + kLanes) * kPanel, words[k]);
+    Halves turned[kLanes];
+    turn_halves(ids, turned);
+    for (int k = 0; k < kLanes; ++k) {
+      _mm512_storeu_ps(out + k * kPanel, turned[k].low);
+      _mm512_storeu_ps(out + (k + kLanes) * kPanel, turned[k].high);
+    }
   }
 
   static Sums add(Sums sums, __m512i w, __m512i x) {

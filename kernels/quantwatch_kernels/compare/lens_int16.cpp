@@ -51,14 +51,8 @@ struct Int16 {
   }
 
   static void pack_panel(const Halves* ids, uint32_t* out) {
-    __m512i words[kLanes];
     Halves turned[kLanes];
-    for (int i = 0; i < kLanes; ++i) words[i] = _mm512_castps_si512(ids[i].low);
-    turn(words, words);
-    for (int k = 0; k < kLanes; ++k) turned[k].low = _mm512_castsi512_ps(words[k]);
-    for (int i = 0; i < kLanes; ++i) words[i] = _mm512_castps_si512(ids[i].high);
-    turn(words, words);
-    for (int k = 0; k < kLanes; ++k) turned[k].high = _mm512_castsi512_ps(words[k]);
+    turn_halves(ids, turned);
     const __m512 step = steps(turned), inverse = _mm512_div_ps(_mm512_set1_ps(1.0f), step);
     for (int k = 0; k < kLanes; ++k)
       _mm512_storeu_si512(out + k * kPanel, words_of(turned[k], inverse));

@@ -108,7 +108,8 @@ def _products(rows: Tensor, weight: Tensor) -> Iterator[Tensor]:
 
 
 def _finish(state: NDArray[Any], width: int) -> tuple[Tensor, Tensor, Tensor]:
-    with np.errstate(invalid="ignore"):
+    # Of the two logarithms one may be of nothing: where the other is taken, or of a spoiled row.
+    with np.errstate(invalid="ignore", divide="ignore"):
         drift = state["drift"] / state["sum"]
         moved = (state["excess"] - state["drift"]) / state["sum"]
         kl = np.where(moved < _MOVED, np.log(state["lifted"] / state["sum"]), np.log1p(moved))

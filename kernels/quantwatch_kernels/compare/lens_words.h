@@ -81,6 +81,17 @@ inline void turn(const __m512i* in, __m512i* out) {
   }
 }
 
+// 32 inputs of 16 ids become those ids' inputs one by one: `low` has the first 16.
+inline void turn_halves(const Halves* ids, Halves* inputs) {
+  __m512i words[kLanes];
+  for (int i = 0; i < kLanes; ++i) words[i] = _mm512_castps_si512(ids[i].low);
+  turn(words, words);
+  for (int k = 0; k < kLanes; ++k) inputs[k].low = _mm512_castsi512_ps(words[k]);
+  for (int i = 0; i < kLanes; ++i) words[i] = _mm512_castps_si512(ids[i].high);
+  turn(words, words);
+  for (int k = 0; k < kLanes; ++k) inputs[k].high = _mm512_castsi512_ps(words[k]);
+}
+
 // Products of eight rows, `stride` words apart, and a panel, over so many words of their width.
 template <typename Format>
 inline void sum_words(const uint32_t* rows, int64_t stride, const uint32_t* panel, int64_t words,

@@ -1,6 +1,6 @@
 """The lenses whose factors are rounded to 16 bits: bfloat16, and integers with a step."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import platformdirs
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.kernels.compare.heads import readout, weight_of
 from torch import Tensor, nn
 
 from quantwatch_kernels.compare import lens_rounded, lens_words_native
@@ -43,13 +44,6 @@ GAPS: dict[Rounded, float] = {"bfloat16": 1e-12, "int16": 2e-6}
 Matrix = NDArray[np.float64]
 
 
-@pytest.fixture
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def made(rows: int, width: int, ids: int, scale: float = 1.0) -> tuple[Tensor, Tensor, Readout]:
     """States and a head with more digits than bfloat16 keeps; sums are exact in float32.
 
@@ -63,18 +57,6 @@ def made(rows: int, width: int, ids: int, scale: float = 1.0) -> tuple[Tensor, T
     other = h + torch.where(h != 0, difference * torch.randint(-1, 2, h.shape), 0.0)
     weight = (1 + torch.randint(0, 1024, (ids, width)) / 1024) / 4
     return h, other, readout(scale * weight * (2 * torch.randint(0, 2, (ids, width)) - 1))
-
-
-def readout(weight: Tensor, **settings: float | int) -> Readout:
-    ids, width = weight.shape
-    head = nn.Linear(width, ids, bias=False, device="meta")
-    head.weight = nn.Parameter(weight, requires_grad=False)
-    return Readout(nn.Identity(), head, **settings)  # type: ignore[arg-type]
-
-
-def weight_of(r: Readout) -> Tensor:
-    assert isinstance(r.head, nn.Linear)
-    return r.head.weight
 
 
 def by_bits(x: Matrix) -> Matrix:
@@ -241,7 +223,7 @@ def test_memory_layouts(factors: Rounded, backend: str) -> None:
 
 
 @KERNELS
-@pytest.mark.usefixtures("_one_thread")
+@pytest.mark.usefixtures("one_thread")
 def test_threads_and_company_change_no_bit(factors: Rounded) -> None:
     """Catches panels that two threads write to, and sums whose order depends on other rows."""
     torch.manual_seed(2)
@@ -281,10 +263,9 @@ def test_equal_rows_are_exactly_zero(factors: Rounded, backend: str) -> None:
 
 
 @KERNELS
-@pytest.mark.usefixtures("_one_thread")
+@pytest.mark.usefixtures("one_thread")
 def test_memory_does_not_grow_with_rows_or_ids(factors: Rounded) -> None:
     """Catches a rounded copy of the head, and tensors of tokens × vocabulary."""
-    torch.set_num_threads(1)
 
     def held(rows: int, ids: int) -> int:
         workspace.clear()
