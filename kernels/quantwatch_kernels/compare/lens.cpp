@@ -7,15 +7,13 @@
 //     S = sum e^(z-m)     A = sum e^(z-m) x     G = sum e^(z-m) (e^-x - 1 + x), no term is negative
 //     KL(p||q) = log1p((G - A) / S) + A / S
 //
-// Where the likeliest id moves away from nearly all others, (G - A) / S is next to -1 and has no
-// digits left. There the sum itself has: L = sum e^(z-m) e^-x = S + G - A.
-//
 // The centre is the mean difference so far, weighted as the sums are: what all ids share is
 // nothing, and a row that is sure of one id has a KL far below the square of any other id's
-// difference, which would cancel in G - A. When a likelier id comes, or the mean A / S is far from 0
-// after all, sums move to a new one: with t = c - c', and m' by the factor e^(m-m'),
+// difference, which would cancel in G - A, as would a row that is sure of none and of which one id
+// moves. When a likelier id comes, or the mean A / S is far from 0 after all, sums move to a new
+// centre: with t = c - c', and m' by the factor e^(m-m'),
 //
-//     G' = e^t G + expm1(t) (S - A) - t S     A' = A - t S     L' = e^t L
+//     G' = e^t G + expm1(t) (S - A) - t S     A' = A - t S
 //
 // Terms are float32, in partial sums of 16 of them, and what these add up to is float64.
 
@@ -38,7 +36,7 @@ constexpr double kFar = 0.125;
 
 // What Python reads and writes, too: see `_State` in lens_native.py.
 struct Row {
-  double maximum, sum, drift, excess, lifted, centre, largest, spoiled;
+  double maximum, sum, drift, excess, centre, largest, spoiled;
   double top[kTop];
   double gap[kTop];
 };
@@ -99,7 +97,6 @@ void recentre(Row& row, double maximum, double centre) {
   const double growth = std::expm1(t);
   row.excess = scale * (row.excess + growth * (row.excess + row.sum - row.drift) - t * row.sum);
   row.drift = scale * (row.drift - t * row.sum);
-  row.lifted *= scale * std::exp(t);
   row.sum *= scale;
   row.largest += std::abs(t);  // a bound, which is all that is asked of it
   row.maximum = maximum;
@@ -129,7 +126,7 @@ void rank(Row& row, const float* z, const float* d, int64_t n) {
 }
 
 struct Lanes {
-  float sum[kLanes] = {}, drift[kLanes] = {}, excess[kLanes] = {}, lifted[kLanes] = {};
+  float sum[kLanes] = {}, drift[kLanes] = {}, excess[kLanes] = {};
 };
 
 inline void add(Lanes& lanes, int64_t l, float& far, float z, float d, float maximum,
@@ -140,27 +137,23 @@ inline void add(Lanes& lanes, int64_t l, float& far, float z, float d, float max
   const float bounded = reach > kClosed ? 0.0f : x;
   const float below = z - maximum;
   const float e = below < -87.0f ? 0.0f : exponential(below);
-  const float lift = exponential(-bounded);
-  const float whole = lift - 1.0f + bounded;
+  const float whole = exponential(-bounded) - 1.0f + bounded;
   const float term = reach < 0.5f ? series(x) : whole;
   lanes.sum[l] += e;
   lanes.drift[l] += e * bounded;
   lanes.excess[l] += e * term;
-  lanes.lifted[l] += e * lift;
 }
 
 void flush(Row& row, const Lanes& lanes) {
-  double sum = 0, drift = 0, excess = 0, lifted = 0;
+  double sum = 0, drift = 0, excess = 0;
   for (int64_t l = 0; l < kLanes; ++l) {
     sum += lanes.sum[l];
     drift += lanes.drift[l];
     excess += lanes.excess[l];
-    lifted += lanes.lifted[l];
   }
   row.sum += sum;
   row.drift += drift;
   row.excess += excess;
-  row.lifted += lifted;
 }
 
 void accumulate(Row& row, const float* z, const float* d, int64_t n) {

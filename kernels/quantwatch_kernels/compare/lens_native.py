@@ -35,12 +35,9 @@ _CLOSED_BOUND = 40.0
 What an id below e^-87 of the likeliest, which is left out, could add is then below 1e-20.
 """
 
-_MOVED = -0.5
-"""A sum of terms e^-x − 1 below which the sum of e^-x has more digits."""
-
 _State = np.dtype(
     [
-        *((name, "f8") for name in ("maximum", "sum", "drift", "excess", "lifted")),
+        *((name, "f8") for name in ("maximum", "sum", "drift", "excess")),
         *((name, "f8") for name in ("centre", "largest", "spoiled")),
         ("top", "f8", _TOP),
         ("gap", "f8", _TOP),
@@ -108,12 +105,9 @@ def _products(rows: Tensor, weight: Tensor) -> Iterator[Tensor]:
 
 
 def _finish(state: NDArray[Any], width: int) -> tuple[Tensor, Tensor, Tensor]:
-    # Of the two logarithms one may be of nothing: where the other is taken, or of a spoiled row.
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore"):
         drift = state["drift"] / state["sum"]
-        moved = (state["excess"] - state["drift"]) / state["sum"]
-        kl = np.where(moved < _MOVED, np.log(state["lifted"] / state["sum"]), np.log1p(moved))
-        kl += drift
+        kl = np.log1p((state["excess"] - state["drift"]) / state["sum"]) + drift
         kl[(state["spoiled"] != 0) | ~(state["largest"] <= _CLOSED_BOUND)] = np.nan
         gaps = state["gap"][:, : min(width, _TOP)]
     found = (kl, gaps.mean(-1), gaps[:, :3].mean(-1))

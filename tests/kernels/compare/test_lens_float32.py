@@ -79,6 +79,21 @@ def test_one_id_that_moves_against_all_others(way: str, sureness: float, moved: 
     assert_close(kl, exact(h, other, r), rtol=2e-6)
 
 
+@pytest.mark.parametrize("moved", [-20.0, -2.0, 0.3, 10.0, 20.0])
+@pytest.mark.parametrize("first", [1, 480, 25_000, 49_000])
+@FUSED
+def test_ids_that_move_together_from_one_on(way: str, first: int, moved: float) -> None:
+    """Catches a centre that fits the first piece alone, and sums that lose their digits to moving."""
+    torch.manual_seed(4)
+    logits = torch.rand(50_000) * 2
+    logits[0] = 2.5  # no likelier one comes later
+    weight = torch.stack([logits, (torch.arange(50_000) >= first).float()], dim=1)
+    h, other, r = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, moved]]), readout(weight)
+    with prefer(way):
+        kl = lens_kl(h, other, r)
+    assert_close(kl, exact(h, other, r), rtol=2e-6)
+
+
 @FUSED
 def test_what_was_impossible_and_is_likely(way: str) -> None:
     """Catches ids below e^-87 that are left out though the candidate lifts them by as much."""
